@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "intarsia/config.h"
@@ -21,25 +22,28 @@ struct LayerShape {
   std::int64_t rows = 0;               // R: capacity of the row lists; 0 means T*K
   DType dtype = DType::bfloat16;
   Activation activation = Activation::swiglu;
-  bool token_rows = false;  // CSR lists (token rounding)
+  bool token_rows = false;   // CSR lists (token rounding)
   bool sorted_rows = false;  // the caller's rows are sorted by expert: no gather, no combine
 };
 
 struct PlanOptions {
   SaveMode save = SaveMode::preactivation;
   RouterScores router = RouterScores::softmax_renorm;
-  bool training = true;            // false: nothing requires a gradient
-  bool overwrite_z = true;         // dz takes z's place
+  bool training = true;              // false: nothing requires a gradient
+  bool overwrite_z = true;           // dz takes z's place
   bool router_keeps_logits = false;  // 2TE in bf16 instead of recomputing them (families that need logits)
-  bool has_router = false;         // count ids, scores and what route's backward needs
-  bool weight_gradient = true;     // false: experts are frozen
+  bool has_router = false;           // count ids, scores and what route's backward needs
+  bool weight_gradient = true;       // false: experts are frozen
   Backend backend = Backend::cpu;
   int threads = 1;
 };
 
-enum class BufferKind : std::uint8_t { saved, workspace };
+///   saved      kept between forward and backward
+///   workspace  part of the one block that layer_forward or layer_backward allocates and frees
+///   transient  a tensor that passes from one operation to the next: y, logits and their gradient
+enum class BufferKind : std::uint8_t { saved, workspace, transient };
 
-/// One buffer. Steps count the operations of forward (0 ..) and backward (.. up); a saved buffer lives across the border.
+/// One buffer, alive from step `first` to step `last` (indices into Plan::steps), both included.
 struct Buffer {
   std::string name;
   std::vector<std::int64_t> shape;
@@ -55,16 +59,19 @@ struct Plan {
   std::vector<std::string> steps;  ///< names of the operations in order
   int border = 0;                  ///< steps before it are forward
   std::vector<Buffer> buffers;
-  std::size_t saved_bytes = 0;               ///< held between forward and backward, x excluded
+  std::size_t saved_bytes = 0;               ///< held between forward and backward, x included
   std::size_t forward_workspace_bytes = 0;   ///< one allocation, made and freed by layer_forward
   std::size_t backward_workspace_bytes = 0;  ///< the same for layer_backward
-  std::size_t peak_bytes = 0;                ///< most bytes live at once above inputs, outputs, weights and gradients
+  std::size_t peak_bytes = 0;                ///< most bytes live at once above x, weights and the gradients of both
 
-  const Buffer& operator[](std::string_view name) const;
+  /// The workspace buffer of that name in that pass, or null when this layer has none.
+  INTARSIA_EXPORT const Buffer* forward_workspace(std::string_view name) const;
+  INTARSIA_EXPORT const Buffer* backward_workspace(std::string_view name) const;
 };
 
 INTARSIA_EXPORT Plan plan_layer(const LayerShape&, const PlanOptions& = {});
-/// {"steps": [..], "saved_bytes": n, "peak_bytes": n, "buffers": [{"name", "shape", "dtype", "bytes", "lifetime"}]}
+/// {"steps": [..], "border": n, "saved_bytes": n, "forward_workspace_bytes": n, "backward_workspace_bytes": n, "peak_bytes": n,
+///  "buffers": [{"name", "shape", "dtype", "bytes", "kind", "lifetime": ["first step", "last step"]}]}
 INTARSIA_EXPORT std::string to_json(const Plan&);
 /// The same as a table for people.
 INTARSIA_EXPORT std::string to_table(const Plan&);
