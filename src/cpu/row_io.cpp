@@ -14,6 +14,12 @@
 namespace intarsia::cpu {
 namespace {
 
+// Without a branch: a conditional that holds a float operation is not vectorised.
+inline std::uint32_t select(bool condition, std::uint32_t yes, std::uint32_t no) {
+  const std::uint32_t mask = 0u - static_cast<std::uint32_t>(condition);
+  return (yes & mask) | (no & ~mask);
+}
+
 inline float to_float(float value) { return value; }
 inline float to_float(bfloat16 value) { return value; }
 
@@ -21,10 +27,10 @@ inline float to_float(bfloat16 value) { return value; }
 inline float to_float(float16 value) {
   const std::uint32_t magnitude = value.bits & 0x7fffu;
   const std::uint32_t sign = static_cast<std::uint32_t>(value.bits & 0x8000u) << 16;
-  const std::uint32_t normal = (magnitude << 13) + (magnitude >= 0x7c00u ? 0x70000000u : 0x38000000u);
+  const std::uint32_t normal = (magnitude << 13) + select(magnitude >= 0x7c00u, 0x70000000u, 0x38000000u);
   // A subnormal is magnitude * 2^-24; the subtraction of two normal numbers keeps it exact where denormals are flushed.
   const float subnormal = std::bit_cast<float>(0x38800000u + (magnitude << 13)) - std::bit_cast<float>(0x38800000u);
-  return std::bit_cast<float>((magnitude < 0x400u ? std::bit_cast<std::uint32_t>(subnormal) : normal) | sign);
+  return std::bit_cast<float>(select(magnitude < 0x400u, std::bit_cast<std::uint32_t>(subnormal), normal) | sign);
 }
 
 inline void assign(float& out, float value) { out = value; }
@@ -35,11 +41,11 @@ inline void assign(float16& out, float value) {
   const std::uint32_t magnitude = bits & 0x7fffffffu;
   const std::uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
   std::uint32_t half = (rounded - 0x38000000u) >> 13;
-  half = magnitude >= 0x477ff000u ? 0x7c00u : half;  // 65520 and above round to infinity
-  half = magnitude > 0x7f800000u ? 0x7e00u : half;
+  half = select(magnitude >= 0x477ff000u, 0x7c00u, half);  // 65520 and above round to infinity
+  half = select(magnitude > 0x7f800000u, 0x7e00u, half);
   // Below 2^-14 adding 0.5 puts the last kept bit at 2^-24, so the addition itself rounds to nearest even.
   const auto shifted = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5f);
-  half = magnitude < 0x38800000u ? shifted - 0x3f000000u : half;
+  half = select(magnitude < 0x38800000u, shifted - 0x3f000000u, half);
   out.bits = static_cast<std::uint16_t>(half | ((bits >> 16) & 0x8000u));
 }
 
