@@ -16,9 +16,7 @@ namespace intarsia {
 ///   reglu           relu(gate) * up
 ///   clamped_swiglu  gpt-oss: g = min(gate, 7), u = clamp(up, -7, 7): (u + 1) * g * sigmoid(1.702 g)
 ///   silu, gelu, gelu_tanh, relu, relu2 (relu squared): plain
-enum class Activation : std::uint8_t {
-  swiglu, geglu, geglu_tanh, reglu, clamped_swiglu, silu, gelu, gelu_tanh, relu, relu2
-};
+enum class Activation : std::uint8_t { swiglu, geglu, geglu_tanh, reglu, clamped_swiglu, silu, gelu, gelu_tanh, relu, relu2 };
 
 constexpr bool is_gated(Activation a) { return a <= Activation::clamped_swiglu; }
 /// Width of z over the width of a: 2 for a gated activation, 1 for a plain one.
@@ -58,8 +56,8 @@ enum class Backend : std::uint8_t { automatic, reference, cpu, cuda };
 /// `weight` is (E, out, in), or (E, in, out) when `transposed`; any strides.
 /// For w_up of a gated layer `out` is 2I rows: `gate_block` gate rows, then as many up rows, and so on:
 /// 0 means one block, [gate; up] (Hugging Face), 1 means alternating rows (gpt-oss, SonicMoE), n must divide I.
-/// Or gate and up are two tensors: `weight` holds the gate, `second` the up rows, each (E, I, in) with equal strides not required.
-/// The same struct describes a weight gradient, which is written in the same layout.
+/// Or gate and up are two tensors: `weight` holds the gate, `second` the up rows, each (E, I, in) with equal strides not
+/// required. The same struct describes a weight gradient, which is written in the same layout.
 struct Weights {
   TensorView weight;
   TensorView second;

@@ -6,9 +6,9 @@
 // least T*K), G = 2 for gated activations and 1 for plain ones, so z is (R, G*I). Shapes are written (T, H).
 // Dtypes: "x" below is float32, bfloat16, float16 or (reference backend) float64, and all activations and weights of one call
 // share it; biases have it too or are float32. "f32" means float32, and float64 when x is float64. Accumulation is fp32 (fp64).
-// Lists are int32. Rows at or past expert_offsets[E] are never read; an operation with (R, *) outputs writes only rows below it.
-// Fields are inputs until the line "out". Fields marked ? may be left out. Outputs must not overlap inputs unless a line says so.
-// Sections cited are those of SonicMoE (arXiv 2512.14080) and MoEBlaze (arXiv 2601.05296).
+// Lists are int32. Rows at or past expert_offsets[E] are never read; an operation with (R, *) outputs writes only rows below
+// it. Fields are inputs until the line "out". Fields marked ? may be left out. Outputs must not overlap inputs unless a line
+// says so. Sections cited are those of SonicMoE (arXiv 2512.14080) and MoEBlaze (arXiv 2601.05296).
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ struct RouterLogits {
   TensorView w_router;  // (E, H) x or f32
   TensorView bias;      // ? (E) x or f32
   // out
-  TensorView logits;    // (T, E) f32 or x
+  TensorView logits;  // (T, E) f32 or x
 };
 
 /// dx = dlogits w_router, dw_router = dlogits^T x, dbias = column sums of dlogits. Absent outputs are skipped.
@@ -53,8 +53,8 @@ struct RouterLogitsBackward {
 /// Chooses K experts per token. Ties go to the lowest id; logits are compared with all their bits. A token with a NaN logit, or
 /// whose largest logit is infinite, gets ids -1 and scores 0 and is counted; a masked token likewise, uncounted.
 /// Chosen in descending order of what the family ranks by. K <= 64, E <= 4096.
-/// sigmoid_group: ranks by sigmoid(logit) + expert_bias; experts are cut into `groups` equal groups, a group's worth is the sum of
-/// its best two, the best `top_groups` groups stay; scores = sigmoid, over their sum when `renormalise`, times `scale`.
+/// sigmoid_group: ranks by sigmoid(logit) + expert_bias; experts are cut into `groups` equal groups, a group's worth is the sum
+/// of its best two, the best `top_groups` groups stay; scores = sigmoid, over their sum when `renormalise`, times `scale`.
 struct Route {
   static constexpr const char* kName = "route";
   TensorView logits;       // (T, E) float32, bfloat16, float16, float64
@@ -91,8 +91,9 @@ struct RouteBackward {
   TensorView dlogits;  // (T, E) f32 or the logits' dtype
 };
 
-/// c * sum_e f_e P_e over the valid tokens (not masked, no NaN): f_e = slots that chose e / valid tokens, P_e = mean probability.
-/// Independent of capacity and padding. `kind` sigmoid or sigmoid_group: probability = sigmoid / its sum over E. (HF, Megatron)
+/// c * sum_e f_e P_e over the valid tokens (not masked, no NaN): f_e = slots that chose e / valid tokens, P_e = mean
+/// probability. Independent of capacity and padding. `kind` sigmoid or sigmoid_group: probability = sigmoid / its sum over E.
+/// (HF, Megatron)
 struct LoadBalanceLoss {
   static constexpr const char* kName = "load_balance_loss";
   TensorView logits;      // (T, E)
@@ -109,11 +110,11 @@ struct LoadBalanceLoss {
 /// dlogits = dloss * d(loss)/d(logits); f_e is a constant.
 struct LoadBalanceLossBackward {
   static constexpr const char* kName = "load_balance_loss_backward";
-  TensorView dloss;            // (1) f32
-  TensorView logits;           // (T, E)
-  TensorView token_mask;       // ? (T)
-  TensorView expert_fraction;  // (E) f32
-  TensorView valid_tokens;     // (1) f32
+  TensorView dloss;                    // (1) f32
+  TensorView logits;                   // (T, E)
+  TensorView token_mask;               // ? (T)
+  TensorView expert_fraction;          // (E) f32
+  TensorView valid_tokens;             // (1) f32
   std::int64_t experts_per_token = 1;  // K; megatron's normalisation divides by it
   RouterScores scores_kind = RouterScores::softmax;
   BalanceNormalisation normalisation = BalanceNormalisation::huggingface;
@@ -165,11 +166,11 @@ struct BuildIndex {
   TensorView slot_row;        // (T, K) its inverse; -1 for a slot without a row
 };
 
-/// Token rounding (SonicMoE, section 5). Scores are softmax(logits), never renormalised: each token's top-k as `route` (softmax)
-/// chooses them; then each expert's count f is rounded to a multiple of `tile` by dropping its lowest-scored rows or adding
-/// the unchosen tokens of highest probability (ties to the lowest token), capped at the number of valid tokens.
-/// CSR form of the lists: token t owns positions token_offsets[t] .. token_offsets[t+1] of token_rows, in ascending row order.
-/// R >= min(T*K + E*(tile-1), T*E). Row entries past the last are -1, row_score 0.
+/// Token rounding (SonicMoE, section 5). Scores are softmax(logits), never renormalised: each token's top-k as `route`
+/// (softmax) chooses them; then each expert's count f is rounded to a multiple of `tile` by dropping its lowest-scored rows or
+/// adding the unchosen tokens of highest probability (ties to the lowest token), capped at the number of valid tokens. CSR form
+/// of the lists: token t owns positions token_offsets[t] .. token_offsets[t+1] of token_rows, in ascending row order. R >=
+/// min(T*K + E*(tile-1), T*E). Row entries past the last are -1, row_score 0.
 struct RoundTokens {
   static constexpr const char* kName = "round_tokens";
   TensorView logits;      // (T, E)
@@ -211,8 +212,8 @@ struct UpForward {
   TensorView a;  // (R, I) x
 };
 
-/// rows = a w_down^T + b_down. With scores: output: s * (a w_down^T + b_down); inside: a w_down^T + s * b_down; input: as without.
-/// With w_down = any (E, N, M) weight and nothing else this is a bare grouped GEMM.
+/// rows = a w_down^T + b_down. With scores: output: s * (a w_down^T + b_down); inside: a w_down^T + s * b_down; input: as
+/// without. With w_down = any (E, N, M) weight and nothing else this is a bare grouped GEMM.
 struct DownForward {
   static constexpr const char* kName = "down_forward";
   TensorView a;               // (R, I) x
@@ -297,7 +298,8 @@ struct UpWeightBackward {
   Weights dw_up;  // (E, G*I, H) x or f32
 };
 
-/// db_up[e] = grad_scale * sum dz (in the order of gate_block);  db_down[e] = grad_scale * sum s * dy[row_token] (input: sum dy).
+/// db_up[e] = grad_scale * sum dz (in the order of gate_block);  db_down[e] = grad_scale * sum s * dy[row_token] (input: sum
+/// dy).
 struct BiasBackward {
   static constexpr const char* kName = "bias_backward";
   TensorView dz;              // ? (R, G*I) x, with db_up
@@ -320,7 +322,8 @@ struct BiasBackward {
 /// The whole expert layer, from lists to y. Three forms, told apart by which lists are there:
 ///   tokens, fixed K     row_token, row_slot, slot_row;                  scores (T, K); y = addend + sum s * expert(x[t])
 ///   tokens, varying K   row_token, row_slot, token_offsets, token_rows; scores (R);    the same (token rounding)
-///   sorted rows         expert_offsets alone; x and y are (R, H);       scores ? (R);  y[r] = s * expert(x[r]), 0 past the last row
+///   sorted rows         expert_offsets alone; x and y are (R, H);       scores ? (R);  y[r] = s * expert(x[r]), 0 past the
+///   last row
 /// z is written when defined (training with save = preactivation).
 struct LayerForward {
   static constexpr const char* kName = "layer_forward";
@@ -360,9 +363,9 @@ struct LayerBackward {
   TensorView scores;          // ? (T, K) or (R) f32
   Weights w_up;
   Weights w_down;
-  TensorView b_up;            // ? needed when z is recomputed
-  TensorView b_down;          // ? needed for dscores
-  TensorView addend;          // ? (T, H) x
+  TensorView b_up;    // ? needed when z is recomputed
+  TensorView b_down;  // ? needed for dscores
+  TensorView addend;  // ? (T, H) x
   Activation activation = Activation::swiglu;
   ScorePlacement score_on = ScorePlacement::output;
   bool overwrite_z = false;
@@ -381,18 +384,19 @@ struct LayerBackward {
 
 /// All operations, once: X(Struct).
 #define INTARSIA_FOR_EACH_OPERATION(X)                                                                                      \
-  X(RouterLogits) X(RouterLogitsBackward) X(Route) X(RouteBackward) X(LoadBalanceLoss) X(LoadBalanceLossBackward) X(ZLoss)   \
-  X(ZLossBackward) X(UpdateExpertBias) X(BuildIndex) X(RoundTokens) X(UpForward) X(DownForward) X(Combine) X(DownBackward)   \
-  X(DownWeightBackward) X(UpBackward) X(UpWeightBackward) X(BiasBackward) X(LayerForward) X(LayerBackward)
+  X(RouterLogits)                                                                                                           \
+  X(RouterLogitsBackward) X(Route) X(RouteBackward) X(LoadBalanceLoss) X(LoadBalanceLossBackward) X(ZLoss) X(ZLossBackward) \
+      X(UpdateExpertBias) X(BuildIndex) X(RoundTokens) X(UpForward) X(DownForward) X(Combine) X(DownBackward)               \
+          X(DownWeightBackward) X(UpBackward) X(UpWeightBackward) X(BiasBackward) X(LayerForward) X(LayerBackward)
 
-#define INTARSIA_DECLARE(Op)                                                                                                 \
-  /** Checks every argument, then computes. Throws InvalidArgument or Unsupported before anything is written. */             \
-  INTARSIA_EXPORT void run(const Op&, const Context& = {});                                                                  \
-  /** Empty when the operation can run, else the reason in words. */                                                         \
-  INTARSIA_EXPORT std::string supports(const Op&, const Context& = {});                                                      \
-  /** Which backend, kernel and path `run` would take, and why not a faster one. */                                          \
-  INTARSIA_EXPORT std::string explain(const Op&, const Context& = {});                                                       \
-  /** Bytes that `run` asks of the allocator, at once, for its own use. */                                                   \
+#define INTARSIA_DECLARE(Op)                                                                                     \
+  /** Checks every argument, then computes. Throws InvalidArgument or Unsupported before anything is written. */ \
+  INTARSIA_EXPORT void run(const Op&, const Context& = {});                                                      \
+  /** Empty when the operation can run, else the reason in words. */                                             \
+  INTARSIA_EXPORT std::string supports(const Op&, const Context& = {});                                          \
+  /** Which backend, kernel and path `run` would take, and why not a faster one. */                              \
+  INTARSIA_EXPORT std::string explain(const Op&, const Context& = {});                                           \
+  /** Bytes that `run` asks of the allocator, at once, for its own use. */                                       \
   INTARSIA_EXPORT std::size_t workspace_bytes(const Op&, const Context& = {});
 INTARSIA_FOR_EACH_OPERATION(INTARSIA_DECLARE)
 #undef INTARSIA_DECLARE

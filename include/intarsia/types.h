@@ -85,7 +85,8 @@ struct TensorView {
   }
 };
 
-/// Where memory comes from. The caller of an operation owns the allocator; `intarsia::host_allocator()` is the default on the CPU.
+/// Where memory comes from. The caller of an operation owns the allocator; `intarsia::host_allocator()` is the default on the
+/// CPU.
 class INTARSIA_EXPORT Allocator {
  public:
   virtual ~Allocator();

@@ -7,7 +7,8 @@
 namespace intarsia {
 namespace {
 
-constexpr std::align_val_t kAlignment{256};  // a cache line would do; 256 is what CUDA gives, so offsets are the same everywhere
+constexpr std::align_val_t kAlignment{
+    256};  // a cache line would do; 256 is what CUDA gives, so offsets are the same everywhere
 
 class HostAllocator final : public Allocator {
  public:

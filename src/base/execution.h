@@ -14,6 +14,8 @@ struct Execution {
 };
 
 constexpr std::size_t kWorkspaceAlignment = 256;
-constexpr std::size_t align_up(std::size_t bytes) { return (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment; }
+constexpr std::size_t align_up(std::size_t bytes) {
+  return (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+}
 
 }  // namespace intarsia

@@ -15,7 +15,8 @@ struct bfloat16 {
   explicit bfloat16(float value) {
     const auto u = std::bit_cast<std::uint32_t>(value);
     const bool nan = (u & 0x7fffffffu) > 0x7f800000u;
-    bits = nan ? static_cast<std::uint16_t>((u >> 16) | 0x40u) : static_cast<std::uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+    bits = nan ? static_cast<std::uint16_t>((u >> 16) | 0x40u)
+               : static_cast<std::uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
   }
   operator float() const { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
 };

@@ -11,16 +11,16 @@ namespace {
 template <class Enum>
 struct Names;
 
-#define INTARSIA_NAMES(Enum, label, ...)                                        \
-  template <>                                                                   \
-  struct Names<Enum> {                                                          \
-    static constexpr std::string_view kLabel = label;                           \
+#define INTARSIA_NAMES(Enum, label, ...)                                               \
+  template <>                                                                          \
+  struct Names<Enum> {                                                                 \
+    static constexpr std::string_view kLabel = label;                                  \
     static constexpr auto kSpellings = std::to_array<std::string_view>({__VA_ARGS__}); \
   };
 
 INTARSIA_NAMES(DType, "dtype", "float64", "float32", "bfloat16", "float16", "int64", "int32", "boolean")
-INTARSIA_NAMES(Activation, "activation", "swiglu", "geglu", "geglu_tanh", "reglu", "clamped_swiglu", "silu", "gelu", "gelu_tanh",
-               "relu", "relu2")
+INTARSIA_NAMES(Activation, "activation", "swiglu", "geglu", "geglu_tanh", "reglu", "clamped_swiglu", "silu", "gelu",
+               "gelu_tanh", "relu", "relu2")
 INTARSIA_NAMES(ScorePlacement, "score_on", "output", "inside", "input")
 INTARSIA_NAMES(SaveMode, "save", "preactivation", "input")
 INTARSIA_NAMES(RouterScores, "scores", "softmax", "softmax_renorm", "sigmoid_group", "sigmoid")
@@ -46,7 +46,7 @@ Enum parse(std::string_view text) {
   throw InvalidArgument(message + ", got \"" + std::string(text) + "\"");
 }
 
-#define INTARSIA_ENUM(Enum)                                  \
+#define INTARSIA_ENUM(Enum)                                       \
   std::string_view to_string(Enum value) { return spell(value); } \
   template INTARSIA_EXPORT Enum parse<Enum>(std::string_view);
 INTARSIA_ENUM(DType)
