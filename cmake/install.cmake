@@ -36,8 +36,9 @@ file(RELATIVE_PATH pkgconfig_to_prefix /prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig
 configure_file(cmake/intarsia.pc.in ${PROJECT_BINARY_DIR}/intarsia.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/intarsia.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 
-# ---- the wheel: one file per library, under the name that its users look for (a wheel turns symbolic links into copies)
-install(FILES $<TARGET_FILE:intarsia> DESTINATION intarsia RENAME $<TARGET_SONAME_FILE_NAME:intarsia>
+# ---- the wheel: one file per library, since a wheel turns symbolic links into copies. Python loads libintarsia.so first; the
+# shim, which asks for libintarsia.so.0, is then given the one that is loaded: the loader compares SONAMEs.
+install(FILES $<TARGET_FILE:intarsia> DESTINATION intarsia RENAME libintarsia.so
         PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE GROUP_READ GROUP_EXECUTE WORLD_READ WORLD_EXECUTE
         COMPONENT python EXCLUDE_FROM_ALL)
 foreach(library intarsia_cpu intarsia_torch)

@@ -1,7 +1,7 @@
 """Checks that includes point one way: include <- base <- {plan, reference, cpu, cuda} <- api <- {cases, cli, torch}.
 
-A backend never sees another one, only src/torch includes torch, only src/cpu/onednn includes oneDNN, and the core includes
-nothing beside the standard library (and, in src/cuda, CUDA).
+A backend never sees another one, only src/torch includes torch, only src/cpu/onednn includes oneDNN, and the core
+includes nothing beside the standard library (and, in src/cuda, CUDA).
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Checks what is committed: no large or generated files, no source file that has grown too long, nothing left half done."""
+"""Checks what is committed: no large or generated files, no overlong source file, nothing left half done."""
 
 import re
 import subprocess
