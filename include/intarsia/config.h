@@ -59,8 +59,8 @@ enum class Backend : std::uint8_t { automatic, reference, cpu, cuda };
 /// Or gate and up are two tensors: `weight` holds the gate, `second` the up rows, each (E, I, in) with equal strides not
 /// required. The same struct describes a weight gradient, which is written in the same layout.
 struct Weights {
-  TensorView weight;
-  TensorView second;
+  TensorView weight = {};
+  TensorView second = {};
   std::int64_t gate_block = 0;
   bool transposed = false;
 

@@ -13,9 +13,9 @@ namespace {
 
 /// What the choice of a backend depends on: the one device of all tensors, and whether any is float64.
 struct Survey {
-  const char* operation;
+  const char* operation = "";
   bool any = false;
-  Device device;
+  Device device = {};
   const char* first = nullptr;
   bool float64 = false;
   DType widest_float = DType::float32;
@@ -45,7 +45,8 @@ struct Survey {
 
 template <class Op>
 Survey survey(const Op& op) {
-  Survey s{Op::kName};
+  Survey s;
+  s.operation = Op::kName;
   Op copy = op;
   fields(s, copy);
   return s;
