@@ -1,0 +1,91 @@
+"""The operations of the core as raw torch operators, intarsia::<name>.out, and the one place that calls them.
+
+Two bindings serve the same schemas: the shim (libintarsia_torch.so, LibTorch's stable ABI), or ctypes over the C interface where
+the shim was not built or does not load. INTARSIA_BINDING=c chooses the second.
+"""
+
+import os
+
+import torch
+
+from . import _c
+from .errors import InvalidArgument, Unsupported
+
+library = torch.library.Library("intarsia", "DEF")
+
+_TYPED = {"intarsia.InvalidArgument: ": InvalidArgument, "intarsia.Unsupported: ": Unsupported}
+
+
+class _Raw:
+    """One raw operator: the names of its arguments, in order."""
+
+    def __init__(self, name: str):
+        self.name = name
+        schema = _c.schema(name)
+        library.define(schema)
+        self.schema = torch._C.parse_schema(schema)
+        self.names = [argument.name for argument in self.schema.arguments]
+        torch.library.register_fake(f"intarsia::{name}.out", lambda *_: None, lib=library)
+        self.call = getattr(torch.ops.intarsia, name).out
+
+
+def _through_c(raw: _Raw):
+    def kernel(*arguments):
+        values = dict(zip(raw.names, arguments, strict=True))
+        backend = values.pop("backend")
+        stream = None
+        for value in values.values():
+            if isinstance(value, torch.Tensor) and value.is_cuda:
+                stream = torch.cuda.current_stream(value.device).cuda_stream
+        _c.set_num_threads(torch.get_num_threads())
+        _c.run(raw.name, values, backend, stream)
+
+    return kernel
+
+
+def _bind() -> tuple[str, str]:
+    """Gives every raw operator its implementation; which binding is live and why."""
+    shim = _c.library_directory() / "libintarsia_torch.so"
+    if os.environ.get("INTARSIA_BINDING") == "c":
+        reason = "INTARSIA_BINDING=c"
+    elif not shim.exists():
+        reason = f"{shim} does not exist: the package was built without torch"
+    else:
+        try:
+            torch.ops.load_library(shim)
+        except OSError as error:
+            reason = f"{shim} does not load with torch {torch.__version__}: {error}"
+        else:
+            return "shim", str(shim)
+    for raw in raw_operators.values():
+        for key in ("CPU", "CUDA"):
+            library.impl(f"{raw.name}.out", _through_c(raw), key)
+    return "c", reason
+
+
+raw_operators = {name: _Raw(name) for name in _c.operations()}
+_binding = _bind()
+
+
+def binding() -> tuple[str, str]:
+    """How torch reaches the core: ("shim", path) or ("c", why not the shim)."""
+    return _binding
+
+
+def run(operation: str, **fields) -> None:
+    """Runs one operation of ops.h on torch tensors, writing its outputs. Tensors left out are absent; values must be given.
+
+    Raises InvalidArgument (a ValueError) or Unsupported (a NotImplementedError), before anything is written.
+    """
+    raw = raw_operators[operation]
+    fields.setdefault("backend", "automatic")
+    arguments = [fields.pop(name, None) for name in raw.names]
+    if fields:
+        raise InvalidArgument(f"{operation}: no argument is called {', '.join(fields)}")
+    try:
+        raw.call(*arguments)
+    except RuntimeError as error:
+        for prefix, kind in _TYPED.items():
+            if str(error).startswith(prefix):
+                raise kind(str(error).removeprefix(prefix)) from None
+        raise
