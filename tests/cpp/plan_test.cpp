@@ -1,0 +1,71 @@
+// The plan: formulas of docs/memory.md, and placements that never let two live buffers share bytes.
+#include <gtest/gtest.h>
+
+#include "intarsia/error.h"
+#include "intarsia/plan.h"
+
+namespace intarsia {
+namespace {
+
+LayerShape qwen3() {
+  return {.tokens = 4096, .hidden = 2048, .width = 768, .experts = 128, .experts_per_token = 8, .dtype = DType::bfloat16};
+}
+
+TEST(Plan, SavedBytesFollowTheFormula) {
+  const LayerShape s = qwen3();
+  const std::size_t t = 4096, h = 2048, r = t * 8, i = 768, e = 128;
+  // x 2TH, z 4RI, row_token + row_slot + slot_row + scores + ids 20R, expert_offsets 4(E+1)
+  EXPECT_EQ(plan_layer(s, {.has_router = true}).saved_bytes, 2 * t * h + 4 * r * i + 20 * r + 4 * (e + 1));
+  EXPECT_EQ(plan_layer(s, {.save = SaveMode::input, .has_router = true}).saved_bytes, 2 * t * h + 20 * r + 4 * (e + 1));
+  EXPECT_EQ(plan_layer(s, {}).saved_bytes, 2 * t * h + 4 * r * i + 16 * r + 4 * (e + 1));
+  EXPECT_EQ(plan_layer(s, {.training = false, .has_router = true}).saved_bytes, 0u);
+}
+
+TEST(Plan, FamiliesSaveWhatTheirBackwardNeeds) {
+  const LayerShape s = qwen3();
+  const std::size_t r = 4096 * 8, plain = plan_layer(s, {.has_router = true}).saved_bytes;
+  EXPECT_EQ(plan_layer(s, {.router = RouterScores::sigmoid_group, .has_router = true}).saved_bytes, plain + 4 * r);
+  EXPECT_EQ(plan_layer(s, {.router = RouterScores::softmax, .router_keeps_logits = true, .has_router = true}).saved_bytes,
+            plain + 2 * 4096 * 128);
+}
+
+TEST(Plan, LiveBuffersNeverOverlap) {
+  for (const SaveMode save : {SaveMode::preactivation, SaveMode::input})
+    for (const bool overwrite : {true, false})
+      for (const bool sorted : {true, false}) {
+        LayerShape s = qwen3();
+        s.sorted_rows = sorted;
+        const Plan plan = plan_layer(s, {.save = save, .overwrite_z = overwrite, .threads = 2});
+        for (const Buffer& a : plan.buffers)
+          for (const Buffer& b : plan.buffers) {
+            const bool same_pass = (a.first < plan.border) == (b.first < plan.border);
+            if (&a == &b || a.kind != BufferKind::workspace || b.kind != BufferKind::workspace || !same_pass) continue;
+            const bool together = a.first <= b.last && b.first <= a.last;
+            const bool apart = a.offset + a.bytes <= b.offset || b.offset + b.bytes <= a.offset;
+            EXPECT_TRUE(!together || apart) << a.name << " and " << b.name;
+            const std::size_t block = a.first < plan.border ? plan.forward_workspace_bytes : plan.backward_workspace_bytes;
+            EXPECT_LE(a.offset + a.bytes, block) << a.name;
+            EXPECT_EQ(a.offset % 256, 0u);
+          }
+      }
+}
+
+TEST(Plan, PeakCountsWhatLivesTogether) {
+  const Plan plan = plan_layer(qwen3(), {.threads = 2});
+  const std::size_t x = 2 * 4096 * 2048;
+  EXPECT_GE(plan.peak_bytes, plan.saved_bytes - x + plan.backward_workspace_bytes);
+  EXPECT_LE(plan.peak_bytes, plan.saved_bytes - x + plan.backward_workspace_bytes + plan.forward_workspace_bytes + x);
+}
+
+TEST(Plan, RefusesNonsenseInWords) {
+  try {
+    plan_layer({.tokens = 4, .hidden = 0, .width = 1, .experts = 1});
+    FAIL() << "expected InvalidArgument";
+  } catch (const InvalidArgument& error) {
+    EXPECT_STREQ(error.what(), "plan_layer: hidden must be at least 1, got 0");
+  }
+  EXPECT_THROW(plan_layer(qwen3(), {.backend = Backend::cuda}), Unsupported);
+}
+
+}  // namespace
+}  // namespace intarsia
