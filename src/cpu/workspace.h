@@ -28,4 +28,18 @@ class Workspace {
   std::size_t bytes_ = 0;
 };
 
+/// A row of n elements for each worker, on cache lines of its own.
+template <class T>
+class WorkerRows {
+ public:
+  WorkerRows(Workspace& workspace, int workers, std::int64_t n)
+      : step_(static_cast<std::int64_t>(align_up(static_cast<std::size_t>(n) * sizeof(T)) / sizeof(T))),
+        rows_(workspace.take<T>(step_ * workers)) {}
+  T* operator()(int worker) const { return rows_ + step_ * worker; }
+
+ private:
+  std::int64_t step_;
+  T* rows_;
+};
+
 }  // namespace intarsia::cpu
