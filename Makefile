@@ -3,6 +3,7 @@ TORCH ?= torch==2.13.0
 STEPS ?=
 TEXT ?=
 ARGS ?=
+PYTEST ?= pytest
 export TORCH
 
 bin := .venv/bin
@@ -22,7 +23,7 @@ demo: build/.installed  ## train a small MoE language model; STEPS=30, TEXT=path
 
 test: build/.installed  ## every test: CTest, then pytest; ARGS="-k route"
 	ctest --test-dir build --output-on-failure
-	$(bin)/python -m pytest $(ARGS)
+	$(bin)/python -m $(PYTEST) $(ARGS)
 
 bench: build/.installed  ## time and memory of the layer against torch; ARGS="--repeats 3"
 	$(bin)/python bench/layer.py $(ARGS)
@@ -47,6 +48,7 @@ asan: .venv/.ready  ## the C++ tests under AddressSanitizer and UndefinedBehavio
 	tools/sanitize
 
 coverage: asan build/.installed  ## lines of src/ and python/ that no test runs
+	$(bin)/python -m coverage run -m pytest --quiet
 	tools/coverage
 
 clean:  ## remove all that was built, .venv included
