@@ -6,8 +6,8 @@ Every contender gets the same random inputs, as many threads as there are cores,
 dw_up and dw_down. Before anything is timed the results of all are compared. Repeats are interleaved, contender by
 contender, over two sets of buffers in turn; a figure is a median. Memory: `saved` are the bytes that autograd holds
 between forward and backward, x included, ids, scores and weights excluded; `peak` is the most that forward and backward
-allocate at once above what was there before, gradients included: torch's allocator events plus the peak of the library's
-own allocator (an upper bound, since the two peaks need not coincide).
+allocate at once above what was there before, gradients included: torch's allocator events plus the peak of the
+library's own allocator (an upper bound, since the two peaks need not coincide).
 """
 
 import argparse
