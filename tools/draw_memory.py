@@ -1,4 +1,4 @@
-"""Draws docs/figures/memory.svg: bytes that one layer of Qwen3-30B-A3B holds between forward and backward, by implementation.
+"""Draws docs/figures/memory.svg: bytes that a layer of Qwen3-30B-A3B holds between forward and backward, by library.
 
 Figures are those of `intarsia memory --preset qwen3-30b-a3b --tokens 32768 --json`.
 """
