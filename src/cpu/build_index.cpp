@@ -8,6 +8,7 @@
 #include "base/dispatch.h"
 #include "base/parallel.h"
 #include "base/rows.h"
+#include "cpu/blocks.h"
 #include "cpu/cpu.h"
 #include "cpu/token_mask.h"
 #include "cpu/workspace.h"
@@ -16,16 +17,9 @@ namespace intarsia::cpu {
 namespace {
 
 /// A tile holds at least 4 * E slots, so that its counts are few beside them, and at least 4096, so that a task is worth starting.
-struct Tiles {
-  std::int64_t tokens, tile, count;
-
-  Tiles(const TensorView& ids, std::int64_t experts)
-      : tokens(ids.size(0)),
-        tile(std::max<std::int64_t>(4096, 4 * experts) / std::max<std::int64_t>(1, ids.size(1)) + 1),
-        count((tokens + tile - 1) / tile) {}
-  std::int64_t first(std::int64_t i) const { return i * tile; }
-  std::int64_t last(std::int64_t i) const { return std::min(tokens, (i + 1) * tile); }
-};
+Blocks token_tiles(const TensorView& ids, std::int64_t experts) {
+  return {ids.size(0), std::max<std::int64_t>(4096, 4 * experts) / std::max<std::int64_t>(1, ids.size(1)) + 1};
+}
 
 std::int64_t experts_of(const BuildIndex& op) { return op.expert_offsets.size(0) - 1; }
 
@@ -62,7 +56,7 @@ void scan(std::int32_t* counts, std::int64_t tiles, std::int64_t experts, std::i
 template <class Id>
 void build(const BuildIndex& op, std::int32_t* counts, int workers) {
   const std::int64_t experts = experts_of(op), slots = op.ids.size(1);
-  const Tiles tiles(op.ids, experts);
+  const Blocks tiles = token_tiles(op.ids, experts);
   auto* const offsets = op.expert_offsets.as<std::int32_t>();
   auto* const row_token = op.row_token.as<std::int32_t>();
   auto* const row_slot = op.row_slot.as<std::int32_t>();
@@ -91,7 +85,7 @@ void build(const BuildIndex& op, std::int32_t* counts, int workers) {
 }
 
 std::int32_t* take_counts(Workspace& workspace, const BuildIndex& op) {
-  return workspace.take<std::int32_t>(Tiles(op.ids, experts_of(op)).count * experts_of(op));
+  return workspace.take<std::int32_t>(token_tiles(op.ids, experts_of(op)).count * experts_of(op));
 }
 
 }  // namespace

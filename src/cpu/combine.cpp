@@ -4,6 +4,7 @@
 // Verify: intarsia-ops verify combine
 #include "base/parallel.h"
 #include "base/rows.h"
+#include "cpu/blocks.h"
 #include "cpu/combine_token.h"
 #include "cpu/cpu.h"
 
@@ -42,12 +43,11 @@ void combine_one(const Combine& op, std::int64_t t) {
 std::size_t workspace_bytes(const Combine&, int) { return 0; }
 
 void run(const Combine& op, const Execution& execution) {
-  const std::int64_t tokens = op.y.size(0);
-  const std::int64_t block = std::max<std::int64_t>(1, 16384 / std::max<std::int64_t>(1, op.y.size(1)));  // 64 KiB of y in fp32
+  const Blocks blocks = row_blocks(op.y.size(0), op.y.size(1));
   dispatch_element(op.y.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    parallel_for((tokens + block - 1) / block, execution.workers, [&](std::int64_t task, int) {
-      for (std::int64_t t = task * block; t < std::min(tokens, (task + 1) * block); ++t) combine_one<T>(op, t);
+    parallel_for(blocks.count, execution.workers, [&](std::int64_t block, int) {
+      for (std::int64_t t = blocks.first(block); t < blocks.last(block); ++t) combine_one<T>(op, t);
     });
   });
 }

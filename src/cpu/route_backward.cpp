@@ -11,7 +11,7 @@
 #include "base/softmax.h"
 #include "cpu/cpu.h"
 #include "cpu/row_io.h"
-#include "cpu/token_blocks.h"
+#include "cpu/blocks.h"
 #include "cpu/workspace.h"
 
 namespace intarsia::cpu {
@@ -97,7 +97,7 @@ std::size_t workspace_bytes(const RouteBackward& op, int workers) {
 void run(const RouteBackward& op, const Execution& execution) {
   Workspace workspace(execution.workspace);
   const Scratch scratch(workspace, op, execution.workers);
-  const TokenBlocks blocks = row_blocks(op.dlogits.size(0), op.dlogits.size(1));
+  const Blocks blocks = row_blocks(op.dlogits.size(0), op.dlogits.size(1));
   parallel_for(blocks.count, execution.workers, [&](std::int64_t block, int worker) {
     for (std::int64_t t = blocks.first(block); t < blocks.last(block); ++t)
       token_backward(op, t, scratch.probabilities(worker), scratch.gradient(worker));
