@@ -72,6 +72,14 @@ def binding() -> tuple[str, str]:
     return _binding
 
 
+def num_threads() -> int:
+    """Threads that the CPU backend uses in this process: torch's, in both bindings."""
+    return torch.get_num_threads()
+
+
+plan, doctor, memory, memory_reset = _c.plan, _c.doctor, _c.memory, _c.memory_reset
+
+
 def run(operation: str, **fields) -> None:
     """Runs one operation of ops.h on torch tensors, writing its outputs. Tensors left out are absent; values must be given.
 

@@ -7,7 +7,7 @@ from .. import _core
 from ..errors import Error
 from .define import define, nothing, wanted
 
-_GATED = ("swiglu", "geglu", "geglu_tanh", "reglu", "clamped_swiglu")
+GATED = ("swiglu", "geglu", "geglu_tanh", "reglu", "clamped_swiglu")
 
 _LISTS = "Tensor expert_offsets, Tensor? row_token, Tensor? row_slot, Tensor? slot_row, Tensor? token_offsets, Tensor? token_rows"
 _WEIGHTS = (
@@ -26,7 +26,7 @@ _GRADIENT_NAMES = ("dx", "dscores", "dw_up", "dw_up_second", "dw_down", "db_up",
 
 def z_width(activation: str, w_down: torch.Tensor, transposed: bool) -> int:
     """Columns of z: G*I."""
-    return w_down.shape[1 if transposed else 2] * (2 if activation in _GATED else 1)
+    return w_down.shape[1 if transposed else 2] * (2 if activation in GATED else 1)
 
 
 # ---- forward

@@ -1,0 +1,19 @@
+"""Mixture-of-Experts layers for training: forward and backward at the machine's speed, with the least memory.
+
+    y = intarsia.moe_mlp(x, ids, scores, w_up, w_down)      # functions: intarsia.functional, intarsia.losses
+    layer = intarsia.MoE(512, 1024, experts=8, experts_per_token=2)
+"""
+
+from . import losses, presets, reference
+from ._c import explain, version
+from ._core import binding
+from .errors import Error, InvalidArgument, Unsupported
+from .functional import IndexLists, build_index, grouped_gemm, grouped_mlp, moe_mlp, round_tokens, route, router_logits
+from .layer import MoE, Routing, SharedExpert
+
+__version__ = version()
+
+__all__ = [
+    "Error", "IndexLists", "InvalidArgument", "MoE", "Routing", "SharedExpert", "Unsupported", "binding", "build_index", "explain",
+    "grouped_gemm", "grouped_mlp", "losses", "moe_mlp", "presets", "reference", "round_tokens", "route", "router_logits",
+]  # fmt: skip

@@ -1,0 +1,91 @@
+"""What Python can know about arguments before the core sees them: types, ranks, dtypes, devices, declared layouts, autocast.
+
+Sizes that must agree are checked by the core, which names both tensors. Messages: argument, expected, got, what to do.
+"""
+
+import torch
+
+from .errors import InvalidArgument
+
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def fail(function: str, argument: str, text: str):
+    """Raises InvalidArgument `function: argument: text`."""
+    raise InvalidArgument(f"{function}: {argument}: {text}")
+
+
+def tensor(function: str, name: str, value, shape: str, optional: bool = False) -> None:
+    """`value` must be a tensor with as many axes as `shape`, for instance "(T, H)"; None passes when optional."""
+    if optional and value is None:
+        return
+    rank = shape.count(",") + 1
+    if not isinstance(value, torch.Tensor):
+        fail(function, name, f"expected a tensor {shape}, got {type(value).__name__}")
+    if value.dim() != rank:
+        fail(function, name, f"expected {shape}, got shape {tuple(value.shape)}; reshape it")
+
+
+def choice(function: str, name: str, value, allowed: tuple[str, ...]) -> None:
+    """`value` must be one of the spellings."""
+    if value not in allowed:
+        fail(function, name, f"expected one of {', '.join(map(repr, allowed))}, got {value!r}")
+
+
+def same_device(function: str, x: torch.Tensor, **others) -> None:
+    """All tensors must be where x is."""
+    for name, value in others.items():
+        if value is not None and value.device != x.device:
+            fail(function, name, f"expected device {x.device} like x, got {value.device}; move it with .to({str(x.device)!r})")
+
+
+def gate_block(function: str, layout) -> int:
+    """Weights::gate_block of a declared layout of w_up's rows."""
+    if layout == "concatenated":
+        return 0
+    if layout == "interleaved":
+        return 1
+    if isinstance(layout, tuple) and len(layout) == 2 and layout[0] == "blocks" and isinstance(layout[1], int) and layout[1] > 0:
+        return layout[1]
+    fail(function, "layout", f'expected "concatenated", "interleaved" or ("blocks", n), got {layout!r}')
+
+
+def pair(function: str, w_up, gated: bool, layout) -> tuple:
+    """w_up as (tensor, second tensor or None)."""
+    if not isinstance(w_up, tuple | list):
+        return w_up, None
+    if len(w_up) != 2:
+        fail(function, "w_up", f"expected a tensor or the two tensors (gate, up), got {len(w_up)} of them")
+    if not gated:
+        fail(function, "w_up", "expected one tensor, since the activation is not gated; got (gate, up)")
+    if layout != "concatenated":
+        fail(function, "layout", f'expected "concatenated" when gate and up are two tensors, got {layout!r}')
+    return tuple(w_up)
+
+
+def autocast(x: torch.Tensor, *tensors) -> tuple:
+    """x and the tensors in the dtype of torch.autocast where it is on; as they are where it is off, and float64 always."""
+    if not torch.is_autocast_enabled(x.device.type) or x.dtype == torch.float64:
+        return (x, *tensors)
+    dtype = torch.get_autocast_dtype(x.device.type)
+    return tuple(None if t is None else t.to(dtype) for t in (x, *tensors))
+
+
+def activations(function: str, name: str, x: torch.Tensor) -> None:
+    """x must be floating point."""
+    if x.dtype not in _FLOATS:
+        fail(function, name, f"expected float32, bfloat16, float16 or float64, got {x.dtype}; convert it with .to(dtype)")
+
+
+def same_dtype(function: str, x: torch.Tensor, or_float32: bool = False, **others) -> None:
+    """Weights must have x's dtype; biases and the router's weight may be float32 too."""
+    for name, value in others.items():
+        if value is None or value.dtype == x.dtype or (or_float32 and value.dtype == torch.float32):
+            continue
+        expected = f"{x.dtype} like x" + (" (or torch.float32)" if or_float32 else "")
+        fail(function, name, f"expected {expected}, got {value.dtype}; convert one of them, or run under torch.autocast")
+
+
+def requires_gradient(*tensors) -> bool:
+    """Whether autograd will record a function of these."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
