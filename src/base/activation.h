@@ -1,5 +1,6 @@
 // The activations, one functor each, templated on the scalar; the same source runs on CPU and GPU and is tested in double.
 // Gated: value(g, u) and gradient(g, u, da, dg, du). Plain: value(x) and gradient(x, da) -> dx.
+// S is float, double, or a class with exp, erfc and tanh of its own beside it (src/cpu/vector_float.h).
 #pragma once
 
 #include <cmath>
@@ -17,7 +18,8 @@ namespace intarsia {
 
 template <class S>
 INTARSIA_HOST_DEVICE S sigmoid(S x) {
-  return S(1) / (S(1) + std::exp(-x));  // exp overflows to inf for very negative x: 1 / inf = 0, as it should be
+  using std::exp;
+  return S(1) / (S(1) + exp(-x));  // exp overflows to inf for very negative x: 1 / inf = 0, as it should be
 }
 
 // ---- plain
@@ -39,12 +41,14 @@ struct Gelu {  // x * Phi(x)
   static constexpr bool kGated = false;
   template <class S>
   INTARSIA_HOST_DEVICE static S value(S x) {
-    return x * S(0.5) * std::erfc(-x * S(0.70710678118654752440));
+    using std::erfc;
+    return x * S(0.5) * erfc(-x * S(0.70710678118654752440));
   }
   template <class S>
   INTARSIA_HOST_DEVICE static S gradient(S x, S da) {
-    const S cdf = S(0.5) * std::erfc(-x * S(0.70710678118654752440));
-    return da * (cdf + x * std::exp(-S(0.5) * x * x) * S(0.39894228040143267794));
+    using std::erfc, std::exp;
+    const S cdf = S(0.5) * erfc(-x * S(0.70710678118654752440));
+    return da * (cdf + x * exp(-S(0.5) * x * x) * S(0.39894228040143267794));
   }
 };
 
@@ -52,11 +56,13 @@ struct GeluTanh {
   static constexpr bool kGated = false;
   template <class S>
   INTARSIA_HOST_DEVICE static S value(S x) {
-    return S(0.5) * x * (S(1) + std::tanh(S(0.79788456080286535588) * (x + S(0.044715) * x * x * x)));
+    using std::tanh;
+    return S(0.5) * x * (S(1) + tanh(S(0.79788456080286535588) * (x + S(0.044715) * x * x * x)));
   }
   template <class S>
   INTARSIA_HOST_DEVICE static S gradient(S x, S da) {
-    const S t = std::tanh(S(0.79788456080286535588) * (x + S(0.044715) * x * x * x));
+    using std::tanh;
+    const S t = tanh(S(0.79788456080286535588) * (x + S(0.044715) * x * x * x));
     const S inner = S(0.79788456080286535588) * (S(1) + S(3) * S(0.044715) * x * x);
     return da * (S(0.5) * (S(1) + t) + S(0.5) * x * (S(1) - t * t) * inner);
   }

@@ -8,11 +8,25 @@
 
 namespace intarsia {
 
+// A product writes at most block_rows x kProductColumns floats of scratch, which stay in the second-level cache with their inputs.
+inline constexpr std::int64_t kMaxBlockRows = 256;
+inline constexpr std::int64_t kProductColumns = 512;
+
+// Weight gradients: one task owns a tile of at most kGradientOut x kGradientIn and reads its expert's rows kGradientDepth at a time.
+inline constexpr std::int64_t kGradientOut = 256, kGradientIn = 512, kGradientDepth = 256;
+
+/// Operands that cannot be multiplied where they lie are packed here, tile by tile (src/cpu/gemm.cpp).
+inline constexpr std::size_t kPackingBytes = std::size_t{896} << 10;
+
 struct CpuBlocking {
   std::int64_t block_rows;       ///< rows of one (expert, block) task
   std::int64_t chunk_rows;       ///< rows of one chunk of tokens: what `rows` and `dx_rows` hold; at least one token's most
   std::int64_t segment_entries;  ///< int32 entries that say which rows of each expert belong to a chunk
   std::size_t scratch_bytes;     ///< scratch of one worker in layer_forward and layer_backward, aligned to 256
+  // its parts
+  std::size_t left_bytes;     ///< the gathered left operand of a block
+  std::size_t right_bytes;    ///< a of a block; the right operand of a weight gradient
+  std::size_t product_bytes;  ///< fp32 results before their epilogue
 };
 
 CpuBlocking cpu_blocking(const LayerShape&);
