@@ -15,6 +15,11 @@ def fail(function: str, argument: str, text: str):
     raise InvalidArgument(f"{function}: {argument}: {text}")
 
 
+def contiguous(*tensors) -> tuple:
+    """Small tensors (lists, scores, masks) as the core reads them: a copy only of those that are not contiguous already."""
+    return tuple(None if t is None else t.contiguous() for t in tensors)
+
+
 def tensor(function: str, name: str, value, shape: str, optional: bool = False) -> None:
     """`value` must be a tensor with as many axes as `shape`, for instance "(T, H)"; None passes when optional."""
     if optional and value is None:

@@ -119,7 +119,7 @@ def _dl_tensor(name: str, tensor) -> DLTensor:
     )  # fmt: skip
 
 
-def _arguments(values: dict):
+def _arguments(operation: str, values: dict):
     """An array of named arguments; also returns what must outlive the call."""
     array, keep = (Argument * len(values))(), []
     for argument, (name, value) in zip(array, values.items(), strict=True):
@@ -127,7 +127,7 @@ def _arguments(values: dict):
         if value is None or hasattr(value, "data_ptr"):
             argument.kind = _TENSOR
             if value is not None:
-                keep.append(_dl_tensor(name, value))
+                keep.append(_dl_tensor(f"{operation}: {name}", value))
                 argument.tensor = ctypes.pointer(keep[-1])
         elif isinstance(value, str):
             argument.kind, argument.text = _TEXT, value.encode()
@@ -140,14 +140,14 @@ def _arguments(values: dict):
 
 def run(operation: str, values: dict, backend: str = "automatic", stream: int | None = None) -> None:
     """intarsia_run on torch tensors."""
-    array, keep = _arguments(values)
+    array, keep = _arguments(operation, values)
     _check(library.intarsia_run(operation.encode(), array, len(values), backend.encode(), stream))
     del keep
 
 
 def explain(operation: str, values: dict, backend: str = "automatic") -> str:
     """What would run the operation on these arguments, and why not something faster."""
-    array, keep = _arguments(values)
+    array, keep = _arguments(operation, values)
     text = ctypes.c_char_p()
     _check(library.intarsia_explain(operation.encode(), array, len(values), backend.encode(), ctypes.byref(text)))
     del keep
@@ -156,7 +156,7 @@ def explain(operation: str, values: dict, backend: str = "automatic") -> str:
 
 def plan(**values) -> dict:
     """The memory plan of a layer: fields of LayerShape and PlanOptions in plan.h (tokens, hidden, width, ..., save, ...)."""
-    array, _ = _arguments(values)
+    array, _ = _arguments("plan", values)
     text = ctypes.c_char_p()
     _check(library.intarsia_plan(array, len(values), ctypes.byref(text)))
     return json.loads(text.value)

@@ -91,7 +91,8 @@ def route(logits: Tensor, k: int, *, scores: str = "softmax", expert_bias: Tenso
     check.activations(name, "logits", logits)
     check.choice(name, "scores", scores, ROUTER_SCORES)
     check_k(name, k, logits.shape[1])
-    ids, chosen, _, found = ops.route(
+    expert_bias, token_mask = check.contiguous(expert_bias, token_mask)
+    chosen, ids, _, found = ops.route(
         logits, expert_bias, token_mask, k, scores, groups, top_groups, renormalise, float(scale), backend or "automatic"
     )
     if nan_tokens is not None:
@@ -118,6 +119,7 @@ def build_index(ids: Tensor, num_experts: int, *, token_mask: Tensor | None = No
     check.tensor(name, "token_mask", token_mask, "(T)", optional=True)
     if ids.dtype not in (torch.int32, torch.int64):
         check.fail(name, "ids", f"expected int32 or int64, got {ids.dtype}")
+    ids, token_mask = check.contiguous(ids, token_mask)
     return IndexLists(*ops.build_index(ids, token_mask, num_experts, backend or "automatic"))
 
 
@@ -140,7 +142,8 @@ def round_tokens(logits: Tensor, k: int, *, tile: int = 128, rounding: str = "ne
         check.fail(name, "tile", f"expected at least 1, got {tile}")
     if seed is None:
         seed = int(torch.randint(2**63 - 1, ())) if rounding == "stochastic" else 0
-    offsets, row_token, row_slot, token_offsets, token_rows, row_score = ops.round_tokens(
+    (token_mask,) = check.contiguous(token_mask)
+    row_score, offsets, row_token, row_slot, token_offsets, token_rows = ops.round_tokens(
         logits, token_mask, k, tile, rounding, seed, backend or "automatic"
     )
     return IndexLists(offsets, row_token, row_slot, None, token_offsets, token_rows, row_score)
@@ -221,7 +224,7 @@ def _offsets(function: str, expert_offsets: Tensor) -> Tensor:
     check.tensor(function, "expert_offsets", expert_offsets, "(E+1)")
     if expert_offsets.dtype not in (torch.int32, torch.int64):
         check.fail(function, "expert_offsets", f"expected int32 or int64, got {expert_offsets.dtype}")
-    return expert_offsets.to(torch.int32)
+    return expert_offsets.to(torch.int32).contiguous()
 
 
 def _experts(function, x, lists, scores, w_up, w_down, b_up, b_down, addend, activation, layout, transposed, score_on, save, backend):
@@ -239,10 +242,10 @@ def _experts(function, x, lists, scores, w_up, w_down, b_up, b_down, addend, act
     check.same_dtype(function, x, w_up=w_up, w_down=w_down, addend=addend, **({} if second is None else {"w_up[1]": second}))
     check.same_dtype(function, x, or_float32=True, b_up=b_up, b_down=b_down)
     if scores is not None:
-        scores = scores.to(score_dtype(x.dtype))
+        scores = scores.to(score_dtype(x.dtype)).contiguous()
     save_z = save == "preactivation" and check.requires_gradient(x, scores, w_up, second, w_down, b_up, b_down)
     y, _ = ops.layer_forward(
         x, *lists[:6], scores, w_up, second, gate_block, transposed, w_down, transposed, b_up, b_down, addend, activation, score_on,
-        save_z, backend or "automatic",
+        save_z, True, backend or "automatic",
     )  # fmt: skip
     return y

@@ -163,7 +163,7 @@ class MoE(nn.Module):
     def route(self, x: Tensor, token_mask: Tensor | None = None) -> Routing:
         """The router alone: x (T, H) -> Routing. With token rounding in training mode the lists carry their own scores."""
         x, w_router, b_router = F.router_dtypes("MoE", x, self.w_router, self.b_router)
-        logits, ids, scores, _, _ = ops.router(
+        logits, scores, ids, _, _ = ops.router(
             x, w_router, b_router, self.expert_bias, token_mask, self.experts_per_token, self.scores, self.groups, self.top_groups,
             self.renormalise, float(self.scale), self.logits_dtype == "input", self.backend or "automatic",
         )  # fmt: skip

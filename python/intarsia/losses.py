@@ -26,6 +26,7 @@ def load_balance_loss(logits: Tensor, ids: Tensor, *, normalisation: str = "hugg
     check.activations(name, "logits", logits)
     check.choice(name, "normalisation", normalisation, NORMALISATIONS)
     check.choice(name, "scores", scores, ROUTER_SCORES)
+    ids, token_mask = check.contiguous(ids, token_mask)
     loss, _, _ = ops.load_balance_loss(logits, ids, token_mask, scores, normalisation, backend or "automatic")
     return loss.squeeze(0)
 
@@ -34,6 +35,7 @@ def z_loss(logits: Tensor, *, token_mask: Tensor | None = None, backend: str | N
     """Mean over the valid tokens of logsumexp(logits)^2: (T, E) -> a scalar. Differentiable in logits. (ST-MoE, section 3.2)"""
     check.tensor("z_loss", "logits", logits, "(T, E)")
     check.activations("z_loss", "logits", logits)
+    (token_mask,) = check.contiguous(token_mask)
     loss, _ = ops.z_loss(logits, token_mask, backend or "automatic")
     return loss.squeeze(0)
 
@@ -46,5 +48,5 @@ def update_expert_bias(bias: Tensor, counts: Tensor, rate: float = 1e-3, *, back
     """
     check.tensor("update_expert_bias", "bias", bias, "(E)")
     check.tensor("update_expert_bias", "counts", counts, "(E)")
-    _core.run("update_expert_bias", counts=counts, rate=float(rate), bias=bias, backend=backend or "automatic")
+    _core.run("update_expert_bias", counts=counts.contiguous(), rate=float(rate), bias=bias, backend=backend or "automatic")
     torch.autograd.graph.increment_version(bias)

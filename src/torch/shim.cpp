@@ -122,8 +122,8 @@ class Arguments {
   }
 
   /// Throws the first complaint.
-  void finish() const {
-    if (!complaint_.empty()) throw InvalidArgument(complaint_);
+  void finish(const char* operation) const {
+    if (!complaint_.empty()) throw InvalidArgument(std::string(operation) + ": " + complaint_);
   }
 
   /// Of the first tensor on CUDA, or else the CPU.
@@ -229,7 +229,7 @@ void call(StableIValue* stack) {
   intarsia::fields(arguments, op);
   intarsia::Context context;
   arguments.value("backend", context.backend);
-  arguments.finish();
+  arguments.finish(Op::kName);
   if (arguments.device().type == DeviceType::cpu) return intarsia::run(op, context);
   TorchAllocator allocator(arguments.device().index);
   context.allocator = &allocator;

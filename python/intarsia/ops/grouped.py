@@ -5,13 +5,17 @@ import torch
 from .._core import run
 from .define import define, nothing, wanted
 
-# Rows past the last offset belong to no expert: their results are zeros, so fresh memory never reaches the caller.
+# The core reads these row buffers with unit stride along a row. Rows past the last offset belong to no expert: their results are zeros, so fresh memory never reaches the caller.
+
+
+def _dense(rows):
+    return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
 def _forward(rows, expert_offsets, weight, transposed, backend):
     out = rows.new_zeros((rows.shape[0], weight.shape[2 if transposed else 1]))
     run(
-        "down_forward", a=rows, expert_offsets=expert_offsets, w_down=weight, w_down_transposed=transposed, score_on="output",
+        "down_forward", a=_dense(rows), expert_offsets=expert_offsets, w_down=weight, w_down_transposed=transposed, score_on="output",
         rows=out, backend=backend,
     )  # fmt: skip
     return out
@@ -26,13 +30,13 @@ def _backward(dout, rows, expert_offsets, weight, transposed, need_rows, need_we
     if need_rows:
         drows = rows.new_zeros(rows.shape)
         run(
-            "up_backward", dz=dout, expert_offsets=expert_offsets, w_up=weight, w_up_gate_block=0, w_up_transposed=transposed,
+            "up_backward", dz=_dense(dout), expert_offsets=expert_offsets, w_up=weight, w_up_gate_block=0, w_up_transposed=transposed,
             dx_rows=drows, backend=backend,
         )  # fmt: skip
     if need_weight:
         dweight = torch.empty_like(weight)
         run(
-            "down_weight_backward", dy=dout, a_scaled=rows, expert_offsets=expert_offsets, accumulate=False, grad_scale=1.0,
+            "down_weight_backward", dy=dout, a_scaled=_dense(rows), expert_offsets=expert_offsets, accumulate=False, grad_scale=1.0,
             dw_down=dweight, dw_down_transposed=transposed, backend=backend,
         )  # fmt: skip
     return drows, dweight

@@ -17,9 +17,9 @@ _WEIGHTS = (
 _FORWARD_NAMES = (
     "x", "expert_offsets", "row_token", "row_slot", "slot_row", "token_offsets", "token_rows", "scores", "w_up", "w_up_second",
     "w_up_gate_block", "w_up_transposed", "w_down", "w_down_transposed", "b_up", "b_down", "addend", "activation", "score_on",
-    "save_z", "backend",
+    "save_z", "overwrite_z", "backend",
 )  # fmt: skip
-_SHARED_NAMES = tuple(n for n in _FORWARD_NAMES if n not in ("addend", "save_z"))  # with layer_backward
+_SHARED_NAMES = tuple(n for n in _FORWARD_NAMES if n not in ("addend", "save_z", "overwrite_z"))  # with layer_backward
 _DIFFERENTIABLE = ("x", "scores", "w_up", "w_up_second", "w_down", "b_up", "b_down")  # layer_backward's outputs, in order
 _GRADIENT_NAMES = ("dx", "dscores", "dw_up", "dw_up_second", "dw_down", "db_up", "db_down")
 
@@ -29,13 +29,13 @@ def z_width(activation: str, w_down: torch.Tensor, transposed: bool) -> int:
     return w_down.shape[1 if transposed else 2] * (2 if activation in GATED else 1)
 
 
-# ---- forward
+# ---- forward. z has no rows unless save_z; overwrite_z promises that the caller has no use for it, so that backward may put dz there.
 
 
 def _forward(*arguments):
     values = dict(zip(_FORWARD_NAMES, arguments, strict=True))
     y, z = _forward_fake(*arguments)
-    save_z = values.pop("save_z")
+    save_z, _ = values.pop("save_z"), values.pop("overwrite_z")
     _core.run("layer_forward", **values, z=wanted(save_z, z), y=y)
     return y, z
 
@@ -97,7 +97,7 @@ def _setup(ctx, inputs, output):
     ctx.mark_non_differentiable(z)
     ctx.set_materialize_grads(False)
     values.pop("addend")
-    ctx.save_z = values.pop("save_z")
+    ctx.save_z, ctx.overwrite_z = values.pop("save_z"), values.pop("overwrite_z")
     ctx.z_spent = False
     ctx.tensor_names = [n for n, v in values.items() if isinstance(v, torch.Tensor)]
     ctx.others = {n: v for n, v in values.items() if not isinstance(v, torch.Tensor)}
@@ -121,7 +121,7 @@ def _gradient(ctx, dy, _dz):
         need[2] = need[3] = need[2] or need[3]
     result = {"addend": dy} if needs["addend"] else {}
     if any(need):
-        if _may_overwrite(z):
+        if ctx.overwrite_z and _may_overwrite(z):
             ctx.z_spent = True
             gradients = _run_backward(dy, z, values, need, overwrite_z=True)
             torch.autograd.graph.increment_version(z)
@@ -140,7 +140,7 @@ def _may_overwrite(z: torch.Tensor | None) -> bool:
 
 layer_forward = define(
     f"layer_forward(Tensor x, {_LISTS}, Tensor? scores, {_WEIGHTS}, Tensor? addend, str activation, str score_on, bool save_z, "
-    "str backend) -> (Tensor y, Tensor z)",
+    "bool overwrite_z, str backend) -> (Tensor y, Tensor z)",
     _forward,
     _forward_fake,
     _setup,

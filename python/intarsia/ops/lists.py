@@ -29,7 +29,7 @@ build_index = define(
 
 def _round_tokens(logits, token_mask, k, tile, rounding, seed, backend):
     lists = _round_tokens_fake(logits, token_mask, k, tile, rounding, seed, backend)
-    names = ("expert_offsets", "row_token", "row_slot", "token_offsets", "token_rows", "row_score")
+    names = ("row_score", "expert_offsets", "row_token", "row_slot", "token_offsets", "token_rows")
     run(
         "round_tokens", logits=logits, token_mask=token_mask, experts_per_token=k, tile=tile, rounding=rounding, seed=seed,
         **dict(zip(names, lists, strict=True)), backend=backend,
@@ -41,19 +41,18 @@ def _round_tokens_fake(logits, token_mask, k, tile, rounding, seed, backend):
     tokens, experts = logits.shape
     rows = torch.sym_min(tokens * k + experts * (tile - 1), tokens * experts)
     integers = [logits.new_empty((n,), dtype=torch.int32) for n in (experts + 1, rows, rows, tokens + 1, rows)]
-    return *integers, logits.new_empty((rows,), dtype=score_dtype(logits.dtype))
+    return logits.new_empty((rows,), dtype=score_dtype(logits.dtype)), *integers
 
 
 def _round_setup(ctx, inputs, output):
     logits, *_, ctx.backend = inputs
-    expert_offsets, row_token, row_slot, token_offsets, token_rows, row_score = output
+    row_score, expert_offsets, row_token, row_slot, token_offsets, token_rows = output
     ctx.mark_non_differentiable(expert_offsets, row_token, row_slot, token_offsets, token_rows)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(logits, expert_offsets, token_offsets, token_rows, row_score)
 
 
-def _round_gradient(ctx, *gradients):
-    dscores = gradients[-1]
+def _round_gradient(ctx, dscores, *_):
     if dscores is None:
         return (None,) * 7
     logits, expert_offsets, token_offsets, token_rows, row_score = ctx.saved_tensors
@@ -66,7 +65,7 @@ def _round_gradient(ctx, *gradients):
 
 round_tokens = define(
     "round_tokens(Tensor logits, Tensor? token_mask, int k, int tile, str rounding, SymInt seed, str backend) -> "
-    "(Tensor expert_offsets, Tensor row_token, Tensor row_slot, Tensor token_offsets, Tensor token_rows, Tensor row_score)",
+    "(Tensor row_score, Tensor expert_offsets, Tensor row_token, Tensor row_slot, Tensor token_offsets, Tensor token_rows)",
     _round_tokens,
     _round_tokens_fake,
     _round_setup,

@@ -64,7 +64,7 @@ router_logits = define(
 
 
 def _route(logits, expert_bias, token_mask, k, scores_kind, groups, top_groups, renormalise, scale, backend):
-    ids, scores, raw_scores, nan_tokens = _route_fake(
+    scores, ids, raw_scores, nan_tokens = _route_fake(
         logits, expert_bias, token_mask, k, scores_kind, groups, top_groups, renormalise, scale, backend
     )
     run(
@@ -72,14 +72,14 @@ def _route(logits, expert_bias, token_mask, k, scores_kind, groups, top_groups, 
         top_groups=top_groups, renormalise=renormalise, scale=scale, ids=ids, scores=scores,
         raw_scores=wanted(scores_kind == "sigmoid_group", raw_scores), nan_tokens=nan_tokens.zero_(), backend=backend,
     )  # fmt: skip
-    return ids, scores, raw_scores, nan_tokens
+    return scores, ids, raw_scores, nan_tokens
 
 
 def _route_fake(logits, expert_bias, token_mask, k, scores_kind, groups, top_groups, renormalise, scale, backend):
     shape, dtype = (logits.shape[0], k), score_dtype(logits.dtype)
     return (
-        logits.new_empty(shape, dtype=torch.int32),
         logits.new_empty(shape, dtype=dtype),
+        logits.new_empty(shape, dtype=torch.int32),
         logits.new_empty(shape if scores_kind == "sigmoid_group" else (0, k), dtype=dtype),
         logits.new_empty((1,), dtype=torch.int32),
     )
@@ -89,7 +89,7 @@ def _route_backward(dscores, scores, ids, raw_scores, logits, expert_offsets, to
                     scale, tokens, experts, dtype, backend):  # fmt: skip
     dlogits = scores.new_empty((tokens, experts), dtype=dtype)
     run(
-        "route_backward", dscores=dscores, scores=scores, ids=ids, raw_scores=raw_scores, logits=logits,
+        "route_backward", dscores=dscores.contiguous(), scores=scores, ids=ids, raw_scores=raw_scores, logits=logits,
         expert_offsets=expert_offsets, token_offsets=token_offsets, token_rows=token_rows, scores_kind=scores_kind,
         renormalise=renormalise, scale=scale, dlogits=dlogits, backend=backend,
     )  # fmt: skip
@@ -113,7 +113,7 @@ route_backward = define(
 def _route_setup(ctx, inputs, output):
     logits = inputs[0]
     _, _, _, _, ctx.kind, _, _, ctx.renormalise, ctx.scale, ctx.backend = inputs
-    ids, scores, raw_scores, nan_tokens = output
+    scores, ids, raw_scores, nan_tokens = output
     ctx.experts, ctx.dtype = logits.shape[1], logits.dtype
     ctx.mark_non_differentiable(ids, raw_scores, nan_tokens)
     ctx.set_materialize_grads(False)
@@ -122,7 +122,7 @@ def _route_setup(ctx, inputs, output):
     )
 
 
-def _route_gradient(ctx, _ids, dscores, *_):
+def _route_gradient(ctx, dscores, *_):
     if dscores is None:
         return (None,) * 10
     ids, scores, raw_scores, logits = ctx.saved_tensors
@@ -135,7 +135,7 @@ def _route_gradient(ctx, _ids, dscores, *_):
 
 route = define(
     "route(Tensor logits, Tensor? expert_bias, Tensor? token_mask, int k, str scores_kind, int groups, int top_groups, "
-    "bool renormalise, float scale, str backend) -> (Tensor ids, Tensor scores, Tensor raw_scores, Tensor nan_tokens)",
+    "bool renormalise, float scale, str backend) -> (Tensor scores, Tensor ids, Tensor raw_scores, Tensor nan_tokens)",
     _route,
     _route_fake,
     _route_setup,
@@ -159,14 +159,14 @@ def _router_fake(x, w_router, bias, expert_bias, token_mask, k, scores_kind, gro
 def _router_setup(ctx, inputs, output):
     x, w_router, bias = inputs[:3]
     _, _, _, _, _, _, ctx.kind, _, _, ctx.renormalise, ctx.scale, ctx.input_dtype, ctx.backend = inputs
-    logits, ids, scores, raw_scores, nan_tokens = output
+    logits, scores, ids, raw_scores, nan_tokens = output
     ctx.dtype = logits.dtype
     ctx.mark_non_differentiable(ids, raw_scores, nan_tokens)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(x, w_router, bias, ids, scores, raw_scores if ctx.kind == "sigmoid_group" else None)
 
 
-def _router_gradient(ctx, dlogits, _ids, dscores, *_):
+def _router_gradient(ctx, dlogits, dscores, *_):
     *inputs, ids, scores, raw_scores = ctx.saved_tensors
     if dscores is not None:
         logits = router_logits(*inputs, ctx.input_dtype, ctx.backend) if ctx.kind == "softmax" else None
@@ -183,7 +183,7 @@ def _router_gradient(ctx, dlogits, _ids, dscores, *_):
 router = define(
     "router(Tensor x, Tensor w_router, Tensor? bias, Tensor? expert_bias, Tensor? token_mask, int k, str scores_kind, int groups, "
     "int top_groups, bool renormalise, float scale, bool input_dtype, str backend) -> "
-    "(Tensor logits, Tensor ids, Tensor scores, Tensor raw_scores, Tensor nan_tokens)",
+    "(Tensor logits, Tensor scores, Tensor ids, Tensor raw_scores, Tensor nan_tokens)",
     _router,
     _router_fake,
     _router_setup,
