@@ -3,6 +3,9 @@ add_library(intarsia_options INTERFACE)
 target_compile_options(intarsia_options INTERFACE
   $<$<COMPILE_LANGUAGE:C,CXX>:-Wall -Wextra -Wpedantic -Wshadow>
   $<$<COMPILE_LANGUAGE:CXX>:-Wno-missing-field-initializers>)  # designated initialisers leave fields at their defaults
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  target_compile_options(intarsia_options INTERFACE -Wno-restrict)  # false alarms on std::string (GCC bug 105651)
+endif()
 if(INTARSIA_WERROR)
   target_compile_options(intarsia_options INTERFACE $<$<COMPILE_LANGUAGE:C,CXX>:-Werror>)
 endif()
