@@ -36,8 +36,10 @@ file(RELATIVE_PATH pkgconfig_to_prefix /prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig
 configure_file(cmake/intarsia.pc.in ${PROJECT_BINARY_DIR}/intarsia.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/intarsia.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 
-# ---- the wheel: one file per library, since a wheel turns symbolic links into copies. Python loads libintarsia.so first; the
-# shim, which asks for libintarsia.so.0, is then given the one that is loaded: the loader compares SONAMEs.
+# ---- the wheel, packed from the build directory as it is, so the rpath is the final one from the start. One file per library,
+# since a wheel turns symbolic links into copies: Python loads libintarsia.so first, and the shim, which asks for
+# libintarsia.so.0, is given the one that is loaded, since the loader compares SONAMEs.
+set_target_properties(intarsia PROPERTIES BUILD_WITH_INSTALL_RPATH ON)
 install(FILES $<TARGET_FILE:intarsia> DESTINATION intarsia RENAME libintarsia.so
         PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE GROUP_READ GROUP_EXECUTE WORLD_READ WORLD_EXECUTE
         COMPONENT python EXCLUDE_FROM_ALL)
