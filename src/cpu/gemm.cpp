@@ -28,8 +28,8 @@ const void* element(DType dtype, const Matrix& x, std::int64_t i, std::int64_t j
   return static_cast<const std::byte*>(x.data) + offset;
 }
 
-/// Copies the tile at (i, j) into `memory` as float, or as it is when `type` is bfloat16. Its smaller stride stays the inner axis,
-/// so that reading is sequential; `row_major` forces rows.
+/// Copies the tile at (i, j) into `memory` as float, or as it is when `type` is bfloat16. Its smaller stride stays the inner
+/// axis, so that reading is sequential; `row_major` forces rows.
 Matrix pack(DType from, DType type, const Matrix& x, std::int64_t i, std::int64_t j, std::int64_t rows, std::int64_t columns,
             bool row_major, std::byte* memory) {
   const bool by_rows = row_major || magnitude(x.column_step) <= magnitude(x.row_step);
@@ -43,7 +43,8 @@ Matrix pack(DType from, DType type, const Matrix& x, std::int64_t i, std::int64_
       for (std::int64_t l = 0; l < length; ++l) out[l] = in[l * step];
     } else {
       dispatch_element(from, [&](auto tag) {
-        widen(static_cast<const typename decltype(tag)::type*>(source), step, length, reinterpret_cast<float*>(memory) + line * length);
+        widen(static_cast<const typename decltype(tag)::type*>(source), step, length,
+              reinterpret_cast<float*>(memory) + line * length);
       });
     }
   }
@@ -89,13 +90,13 @@ void gemm(DType dtype, std::int64_t m, std::int64_t n, std::int64_t k, Matrix a,
         const Matrix tile_a = pack_a ? pack(dtype, type, a, i, p, rows, depth, false, scratch) : tile(a, i, p);
         const bool add = accumulate || p > 0;
         float* tile_c = c + i * c_step + j;
-        if (onednn.available() &&
-            onednn.multiply(describe(type, rows, columns, depth, tile_a, tile_b, c_step, add), tile_a.data, tile_b.data, tile_c))
+        if (onednn.available() && onednn.multiply(describe(type, rows, columns, depth, tile_a, tile_b, c_step, add),
+                                                  tile_a.data, tile_b.data, tile_c))
           continue;
         const Matrix plain_b = pack(dtype, DType::float32, b, p, j, depth, columns, true, memory_b);
         const Matrix plain_a = pack(dtype, DType::float32, a, i, p, rows, depth, true, scratch);
-        plain_product(rows, columns, depth, static_cast<const float*>(plain_a.data), static_cast<const float*>(plain_b.data), tile_c,
-                      c_step, add);
+        plain_product(rows, columns, depth, static_cast<const float*>(plain_a.data), static_cast<const float*>(plain_b.data),
+                      tile_c, c_step, add);
       }
     }
   }

@@ -16,7 +16,8 @@ struct Matrix {
   std::int64_t row_step, column_step;
 };
 
-/// What a product needs for packing operands that cannot be multiplied where they lie: float16, and strides without a unit axis.
+/// What a product needs for packing operands that cannot be multiplied where they lie: float16, and strides without a unit
+/// axis.
 constexpr std::size_t kGemmScratchBytes = kPackingBytes;
 
 /// c (m, n) = a (m, k) b (k, n), or += when `accumulate`. Sums are fp32; c has unit column stride.

@@ -11,7 +11,8 @@ constexpr std::int64_t kTileRows = 4, kTileColumns = 32;  // 8 to 16 vector regi
 
 template <bool kWhole>
 inline __attribute__((always_inline)) void tile(std::int64_t rows, std::int64_t columns, std::int64_t n, std::int64_t k,
-                                                const float* a, const float* b, float* c, std::int64_t c_step, bool accumulate) {
+                                                const float* a, const float* b, float* c, std::int64_t c_step,
+                                                bool accumulate) {
   const std::int64_t m_end = kWhole ? kTileRows : rows, n_end = kWhole ? kTileColumns : columns;
   float sum[kTileRows][kTileColumns] = {};
   for (std::int64_t p = 0; p < k; ++p)

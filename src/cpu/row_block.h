@@ -21,8 +21,8 @@ class Segments {
 
   /// All rows.
   void take_all();
-  /// The rows of the tokens below `end_token` that were not taken yet: chunks are taken in ascending order. Inside an expert rows
-  /// ascend by token, so a chunk of tokens is one run of every expert's rows.
+  /// The rows of the tokens below `end_token` that were not taken yet: chunks are taken in ascending order. Inside an expert
+  /// rows ascend by token, so a chunk of tokens is one run of every expert's rows.
   void take_tokens(const std::int32_t* row_token, std::int64_t end_token);
   /// Before the first take_tokens.
   void restart();

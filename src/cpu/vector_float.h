@@ -1,5 +1,5 @@
-// A float whose exp, erfc and tanh are straight-line arithmetic: a loop over it vectorises, where one that calls std::exp cannot.
-// It is the scalar that the CPU backend gives to the activations of base/activation.h.
+// A float whose exp, erfc and tanh are straight-line arithmetic: a loop over it vectorises, where one that calls std::exp
+// cannot. It is the scalar that the CPU backend gives to the activations of base/activation.h.
 #pragma once
 
 #include <bit>

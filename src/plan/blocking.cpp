@@ -7,7 +7,8 @@
 namespace intarsia {
 namespace {
 
-// Blocks of rows whose operands fill this much scratch; wide layers get fewer rows, never fewer than the weights' traffic allows.
+// Blocks of rows whose operands fill this much scratch; wide layers get fewer rows, never fewer than the weights' traffic
+// allows.
 constexpr std::int64_t kBlockBytes = std::int64_t{2} << 20;
 constexpr std::int64_t kMinBlockRows = 64;
 
@@ -34,7 +35,8 @@ CpuBlocking cpu_blocking(const LayerShape& s) {
   b.segment_entries = 3 * s.experts + 1;
   b.left_bytes = align_up(static_cast<std::size_t>(std::max(b.block_rows * left, kGradientDepth * kGradientOut * element)));
   b.right_bytes = align_up(static_cast<std::size_t>(std::max(b.block_rows * right, kGradientDepth * kGradientIn * element)));
-  b.product_bytes = static_cast<std::size_t>(std::max(b.block_rows * kProductColumns, kGradientOut * kGradientIn)) * sizeof(float);
+  b.product_bytes =
+      static_cast<std::size_t>(std::max(b.block_rows * kProductColumns, kGradientOut * kGradientIn)) * sizeof(float);
   b.scratch_bytes = b.left_bytes + b.right_bytes + b.product_bytes + kPackingBytes;
   return b;
 }

@@ -8,11 +8,13 @@
 
 namespace intarsia {
 
-// A product writes at most block_rows x kProductColumns floats of scratch, which stay in the second-level cache with their inputs.
+// A product writes at most block_rows x kProductColumns floats of scratch, which stay in the second-level cache with their
+// inputs.
 inline constexpr std::int64_t kMaxBlockRows = 256;
 inline constexpr std::int64_t kProductColumns = 512;
 
-// Weight gradients: one task owns a tile of at most kGradientOut x kGradientIn and reads its expert's rows kGradientDepth at a time.
+// Weight gradients: one task owns a tile of at most kGradientOut x kGradientIn and reads its expert's rows kGradientDepth at a
+// time.
 inline constexpr std::int64_t kGradientOut = 256, kGradientIn = 512, kGradientDepth = 256;
 
 /// Operands that cannot be multiplied where they lie are packed here, tile by tile (src/cpu/gemm.cpp).

@@ -1,4 +1,5 @@
-/* All that passes between libintarsia.so and libintarsia_cpu.so, the one library that links oneDNN. Three C functions, found by name. */
+/* All that passes between libintarsia.so and libintarsia_cpu.so, the one library that links oneDNN. Three C functions, found by
+ * name. */
 #ifndef INTARSIA_CPU_ONEDNN_INTERFACE_H_
 #define INTARSIA_CPU_ONEDNN_INTERFACE_H_
 

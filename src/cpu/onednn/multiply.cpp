@@ -1,6 +1,6 @@
 // Products by oneDNN (2.6 and 3.x), each on the calling thread alone: the parallel loop is ours.
-// A primitive costs 0.1 ms to create, so each thread keeps those it has used; only shapes are kept, never weights. The memory that
-// a primitive works in is oneDNN's own, one growing buffer per thread.
+// A primitive costs 0.1 ms to create, so each thread keeps those it has used; only shapes are kept, never weights. The memory
+// that a primitive works in is oneDNN's own, one growing buffer per thread.
 #include <array>
 #include <cstring>
 #include <functional>

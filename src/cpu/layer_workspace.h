@@ -1,0 +1,61 @@
+// The workspace of the layer as the memory plan lays it out: one block, buffers by name, no other allocation.
+#pragma once
+
+#include <cstddef>
+
+#include "base/execution.h"
+#include "intarsia/ops.h"
+#include "intarsia/plan.h"
+#include "plan/blocking.h"
+
+namespace intarsia::cpu {
+
+/// Shape of the layer that an operation describes.
+template <class Layer>
+LayerShape layer_shape(const Layer& op) {
+  const std::int64_t columns = op.w_up.weight.size(op.w_up.transposed ? 2 : 1) * (op.w_up.second.defined() ? 2 : 1);
+  const bool sorted = !op.row_token.defined();
+  return {.tokens = op.x.size(0),
+          .hidden = op.x.size(1),
+          .width = columns / gate_factor(op.activation),
+          .experts = op.expert_offsets.size(0) - 1,
+          .experts_per_token = op.slot_row.defined() ? op.slot_row.size(1) : 1,
+          .rows = sorted ? op.x.size(0) : op.row_token.size(0),
+          .dtype = op.x.dtype,
+          .activation = op.activation,
+          .token_rows = op.token_offsets.defined(),
+          .sorted_rows = sorted};
+}
+
+/// One pass of the plan with its memory.
+class LayerWorkspace {
+ public:
+  LayerWorkspace(const LayerShape& shape, const PlanOptions& options, bool backward, std::byte* memory)
+      : plan_(plan_layer(shape, options)), blocking_(cpu_blocking(shape)), backward_(backward), memory_(memory) {}
+
+  std::size_t bytes() const { return backward_ ? plan_.backward_workspace_bytes : plan_.forward_workspace_bytes; }
+  const CpuBlocking& blocking() const { return blocking_; }
+
+  std::byte* memory(const char* name) const {
+    const Buffer* buffer = find(name);
+    return buffer ? memory_ + buffer->offset : nullptr;
+  }
+
+  /// A rank-2 buffer, or an absent view when this layer has none of that name.
+  TensorView matrix(const char* name) const {
+    const Buffer* buffer = find(name);
+    return buffer ? TensorView(memory_ + buffer->offset, buffer->dtype, {buffer->shape[0], buffer->shape[1]}) : TensorView{};
+  }
+
+ private:
+  const Buffer* find(const char* name) const {
+    return backward_ ? plan_.backward_workspace(name) : plan_.forward_workspace(name);
+  }
+
+  Plan plan_;
+  CpuBlocking blocking_;
+  bool backward_;
+  std::byte* memory_;
+};
+
+}  // namespace intarsia::cpu
