@@ -1,20 +1,16 @@
 // bias_backward: db_up[e] = grad_scale * sum dz;  db_down[e] = grad_scale * sum s * dy[row_token] (input: sum dy).
 // dz (R, G*I) [gate, up], dy (T, H) or (R, H), db_up (E, G*I) in the order of gate_block, db_down (E, H).
-// Parallel over (expert, panel of columns); inside, rows ascending in groups of 128 whose sums are added in order, which keeps
-// the fp32 error at that of short sums. Experts without rows: zeros, or untouched when `accumulate`. No workspace.
+// Parallel over (expert, panel of columns); inside, rows ascending. Experts without rows: zeros, or untouched when `accumulate`. No workspace.
 // Verify: intarsia-ops verify bias_backward
 #include <algorithm>
 
 #include "base/parallel.h"
 #include "base/rows.h"
+#include "cpu/column_sums.h"
 #include "cpu/cpu.h"
-#include "cpu/row_io.h"
 
 namespace intarsia::cpu {
 namespace {
-
-constexpr std::int64_t kPanel = 256;  // columns: 512 bytes of a bf16 row, and 1 KiB of sums
-constexpr std::int64_t kGroup = 128;  // rows
 
 /// The score of a row, whichever form the scores have.
 class RowScore {
@@ -31,29 +27,16 @@ class RowScore {
   const std::int32_t* slot_;
 };
 
-/// total[c] = sum over the rows of score(r) * source(r)[c]
-template <class T, class Source, class Score>
-void sum_rows(std::int64_t first, std::int64_t last, std::int64_t step, std::int64_t columns, Source&& source, Score&& score,
-              float* total) {
-  float sum[kPanel];
-  std::fill_n(total, columns, 0.0f);
-  for (std::int64_t group = first; group < last; group += kGroup) {
-    std::fill_n(sum, columns, 0.0f);
-    for (std::int64_t r = group; r < std::min(last, group + kGroup); ++r) add_scaled<T>(score(r), source(r), step, columns, sum);
-    add_scaled<float>(1.0f, sum, 1, columns, total);
-  }
-}
-
 template <class T, class Source, class Score, class Place>
 void bias_gradient(const BiasBackward& op, const TensorView& db, std::int64_t step, Source&& source, Score&& score, Place&& place,
                    int workers) {
-  const std::int64_t columns = db.size(1), panels = (columns + kPanel - 1) / kPanel;
+  const std::int64_t columns = db.size(1), panels = (columns + kSumColumns - 1) / kSumColumns;
   const std::int32_t* offsets = list(op.expert_offsets);
   const auto scale = static_cast<float>(op.grad_scale);
   parallel_for((op.expert_offsets.size(0) - 1) * panels, workers, [&](std::int64_t task, int) {
-    const std::int64_t e = task / panels, column = task % panels * kPanel, n = std::min(kPanel, columns - column);
+    const std::int64_t e = task / panels, column = task % panels * kSumColumns, n = std::min(kSumColumns, columns - column);
     if (op.accumulate && offsets[e] == offsets[e + 1]) return;
-    float total[kPanel];
+    float total[kSumColumns];
     sum_rows<T>(offsets[e], offsets[e + 1], step, n, [&](std::int64_t r) { return source(r) + column * step; }, score, total);
     dispatch_element(db.dtype, [&](auto tag) {
       using D = typename decltype(tag)::type;

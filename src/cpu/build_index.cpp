@@ -8,7 +8,7 @@
 #include "base/dispatch.h"
 #include "base/parallel.h"
 #include "base/rows.h"
-#include "cpu/blocks.h"
+#include "cpu/partition.h"
 #include "cpu/cpu.h"
 #include "cpu/token_mask.h"
 #include "cpu/workspace.h"
@@ -17,7 +17,7 @@ namespace intarsia::cpu {
 namespace {
 
 /// A tile holds at least 4 * E slots, so that its counts are few beside them, and at least 4096, so that a task is worth starting.
-Blocks token_tiles(const TensorView& ids, std::int64_t experts) {
+Partition token_tiles(const TensorView& ids, std::int64_t experts) {
   return {ids.size(0), std::max<std::int64_t>(4096, 4 * experts) / std::max<std::int64_t>(1, ids.size(1)) + 1};
 }
 
@@ -56,7 +56,7 @@ void scan(std::int32_t* counts, std::int64_t tiles, std::int64_t experts, std::i
 template <class Id>
 void build(const BuildIndex& op, std::int32_t* counts, int workers) {
   const std::int64_t experts = experts_of(op), slots = op.ids.size(1);
-  const Blocks tiles = token_tiles(op.ids, experts);
+  const Partition tiles = token_tiles(op.ids, experts);
   auto* const offsets = op.expert_offsets.as<std::int32_t>();
   auto* const row_token = op.row_token.as<std::int32_t>();
   auto* const row_slot = op.row_slot.as<std::int32_t>();

@@ -4,7 +4,7 @@
 // Verify: intarsia-ops verify combine
 #include "base/parallel.h"
 #include "base/rows.h"
-#include "cpu/blocks.h"
+#include "cpu/partition.h"
 #include "cpu/combine_token.h"
 #include "cpu/cpu.h"
 
@@ -43,7 +43,7 @@ void combine_one(const Combine& op, std::int64_t t) {
 std::size_t workspace_bytes(const Combine&, int) { return 0; }
 
 void run(const Combine& op, const Execution& execution) {
-  const Blocks blocks = row_blocks(op.y.size(0), op.y.size(1));
+  const Partition blocks = row_blocks(op.y.size(0), op.y.size(1));
   dispatch_element(op.y.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     parallel_for(blocks.count, execution.workers, [&](std::int64_t block, int) {

@@ -8,7 +8,7 @@
 #include "base/softmax.h"
 #include "cpu/cpu.h"
 #include "cpu/row_io.h"
-#include "cpu/blocks.h"
+#include "cpu/partition.h"
 #include "cpu/token_mask.h"
 #include "cpu/workspace.h"
 
@@ -28,7 +28,7 @@ double coefficient(BalanceNormalisation normalisation, std::int64_t experts, std
 }
 
 struct ForwardScratch {
-  Blocks blocks;
+  Partition blocks;
   std::int64_t sums_step;  // one block's sums: slots (E), probability (E), valid tokens
   double* sums;
   WorkerRows<float> row;
@@ -90,7 +90,7 @@ std::size_t workspace_bytes(const LoadBalanceLossBackward& op, int workers) {
 void run(const LoadBalanceLoss& op, const Execution& execution) {
   Workspace workspace(execution.workspace);
   const ForwardScratch scratch(workspace, op, execution.workers);
-  const Blocks& blocks = scratch.blocks;
+  const Partition& blocks = scratch.blocks;
   const std::int64_t experts = op.logits.size(1);
   const TokenMask mask(op.token_mask);
 
@@ -137,7 +137,7 @@ void run(const LoadBalanceLossBackward& op, const Execution& execution) {
         static_cast<float>(factor * op.expert_fraction.as<const float>()[e * op.expert_fraction.step(0)]);
 
   const TokenMask mask(op.token_mask);
-  const Blocks blocks = row_blocks(op.logits.size(0), experts);
+  const Partition blocks = row_blocks(op.logits.size(0), experts);
   parallel_for(blocks.count, execution.workers, [&](std::int64_t block, int worker) {
     float* const logits = scratch.logits(worker);
     float* const p = scratch.p(worker);

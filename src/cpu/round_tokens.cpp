@@ -17,7 +17,7 @@
 #include "cpu/cpu.h"
 #include "cpu/round_tokens.h"
 #include "cpu/row_io.h"
-#include "cpu/blocks.h"
+#include "cpu/partition.h"
 #include "cpu/token_mask.h"
 #include "cpu/top_k.h"
 
@@ -50,7 +50,7 @@ std::int64_t rounded_count(const RoundTokens& op, std::int64_t e, std::int64_t c
 /// Fills chosen ids, their probabilities, and each token's maximum and sum; returns the number of valid tokens.
 std::int64_t choose(const RoundTokens& op, const RoundScratch& s, int workers) {
   const std::int64_t experts = op.logits.size(1), k_count = op.experts_per_token;
-  const Blocks blocks = row_blocks(op.logits.size(0), experts);
+  const Partition blocks = row_blocks(op.logits.size(0), experts);
   const TokenMask mask(op.token_mask);
   std::atomic<std::int64_t> valid = 0;  // a sum of integers: the same in any order
   parallel_for(blocks.count, workers, [&](std::int64_t block, int worker) {
@@ -76,7 +76,7 @@ void list_choices(const RoundTokens& op, const RoundScratch& s, const Execution&
   const std::int64_t tokens = op.logits.size(0), k_count = op.experts_per_token, slots = tokens * k_count;
   const BuildIndex index = s.index(op);
   run(index, Execution{execution.stream, s.index_workspace, execution.workers});
-  const Blocks blocks(slots, 16384);
+  const Partition blocks(slots, 16384);
   parallel_for(blocks.count, execution.workers, [&](std::int64_t block, int) {
     for (std::int64_t r = blocks.first(block); r < std::min<std::int64_t>(blocks.last(block), s.offsets[op.logits.size(1)]); ++r)
       s.keys[r] = RowKey(s.chosen_probability[s.row_slot[r]], s.row_token[r]);
@@ -133,7 +133,7 @@ void index_tokens(const RoundTokens& op, int workers) {
   const std::int32_t* offsets = list(op.expert_offsets);
   const std::int32_t* row_token = list(op.row_token);
   auto* const next = op.token_offsets.as<std::int32_t>();  // counts, then first positions, then (moved on by its rows) the end
-  const Blocks blocks(tokens, std::max<std::int64_t>(1024, 4 * experts));
+  const Partition blocks(tokens, std::max<std::int64_t>(1024, 4 * experts));
   const auto for_each_row = [&](std::int64_t block, auto&& body) {
     for (std::int64_t e = 0; e < experts; ++e) {
       const std::int32_t* row = std::lower_bound(row_token + offsets[e], row_token + offsets[e + 1], blocks.first(block));
@@ -189,7 +189,7 @@ void run(const RoundTokens& op, const Execution& execution) {
     offsets[e + 1] = offsets[e] + static_cast<std::int32_t>(target);
   }
   parallel_for(experts, workers, [&](std::int64_t e, int) { drop_rows(s, e, s.kept[e]); });
-  const Blocks panels = expert_panels(experts);
+  const Partition panels = expert_panels(experts);
   parallel_for(panels.count, workers, [&](std::int64_t panel, int) { add_rows(op, s, panels.first(panel), panels.last(panel)); });
   parallel_for(experts, workers, [&](std::int64_t e, int) { write_rows(op, s, e); });
   index_tokens(op, workers);

@@ -8,7 +8,7 @@
 #include <functional>
 
 #include "cpu/cpu.h"
-#include "cpu/blocks.h"
+#include "cpu/partition.h"
 #include "cpu/workspace.h"
 
 namespace intarsia::cpu {
@@ -44,7 +44,7 @@ struct TokenSoftmax {
 constexpr std::int64_t kExpertPanel = 16;  // 64 bytes of fp32 logits: a cache line is used whole
 
 /// Panels of experts: narrower when there are few, so that there are tasks enough.
-inline Blocks expert_panels(std::int64_t experts) { return {experts, std::clamp<std::int64_t>(experts / 16, 1, kExpertPanel)}; }
+inline Partition expert_panels(std::int64_t experts) { return {experts, std::clamp<std::int64_t>(experts / 16, 1, kExpertPanel)}; }
 
 struct RoundScratch {
   std::int32_t* ids;          // (T, K)

@@ -14,7 +14,7 @@
 #include "base/softmax.h"
 #include "cpu/cpu.h"
 #include "cpu/row_io.h"
-#include "cpu/blocks.h"
+#include "cpu/partition.h"
 #include "cpu/token_mask.h"
 #include "cpu/top_k.h"
 #include "cpu/workspace.h"
@@ -121,7 +121,7 @@ void run(const Route& op, const Execution& execution) {
   if (op.expert_bias.defined()) widen(op.expert_bias.as<const float>(), op.expert_bias.step(0), op.logits.size(1), scratch.bias);
 
   std::atomic<std::int32_t> nan_tokens = 0;  // a sum of integers: the same in any order
-  const Blocks blocks = row_blocks(op.logits.size(0), op.logits.size(1));
+  const Partition blocks = row_blocks(op.logits.size(0), op.logits.size(1));
   dispatch_index(op.ids.dtype, [&](auto tag) {
     const Router<typename decltype(tag)::type> router(op, scratch);
     parallel_for(blocks.count, execution.workers, [&](std::int64_t block, int worker) {

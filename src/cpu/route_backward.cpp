@@ -11,7 +11,7 @@
 #include "base/softmax.h"
 #include "cpu/cpu.h"
 #include "cpu/row_io.h"
-#include "cpu/blocks.h"
+#include "cpu/partition.h"
 #include "cpu/workspace.h"
 
 namespace intarsia::cpu {
@@ -60,14 +60,19 @@ void softmax_backward(const RouteBackward& op, std::int64_t t, float* probabilit
   for (std::int64_t e = 0; e < experts; ++e) gradient[e] = probabilities[e] * (gradient[e] - mean);
 }
 
-/// The gradient of one chosen logit. `mean` is the sum of dscore * score.
+/// What the score is a multiple of: sigmoid_group's scores sum to its scale, all others to 1.
+float share(const RouteBackward& op, const Choice& c) {
+  if (op.scores_kind != RouterScores::sigmoid_group) return c.score;
+  return op.scale == 0 ? 0.0f : c.score / static_cast<float>(op.scale);
+}
+
+/// The gradient of one chosen logit. `mean` is the sum of dscore * share.
 float chosen_gradient(const RouteBackward& op, const Choice& c, float mean, std::int64_t t) {
   if (op.scores_kind == RouterScores::softmax_renorm) return c.score * (c.dscore - mean);
   if (op.scores_kind == RouterScores::sigmoid) return c.dscore * c.score * (1.0f - c.score);
-  const auto scale = static_cast<float>(op.scale);
   const float raw = *at<const float>(op.raw_scores, t, c.place);
-  if (!op.renormalise) return scale * c.dscore * raw * (1.0f - raw);
-  return scale == 0.0f ? 0.0f : c.score * (c.dscore - mean / scale) * (1.0f - raw);  // score = scale * raw / sum of raw
+  if (!op.renormalise) return static_cast<float>(op.scale) * c.dscore * raw * (1.0f - raw);
+  return c.score * (c.dscore - mean) * (1.0f - raw);  // score = scale * raw / sum of raw
 }
 
 void token_backward(const RouteBackward& op, std::int64_t t, float* probabilities, float* gradient) {
@@ -78,7 +83,7 @@ void token_backward(const RouteBackward& op, std::int64_t t, float* probabilitie
   std::fill_n(gradient, experts, 0.0f);
   for_each_choice(op, t, [&](const Choice& c) {
     chosen = true;
-    mean += c.dscore * c.score;
+    mean += c.dscore * share(op, c);
     if (dense) gradient[c.expert] += c.dscore;
   });
   if (dense && chosen) softmax_backward(op, t, probabilities, gradient);
@@ -97,7 +102,7 @@ std::size_t workspace_bytes(const RouteBackward& op, int workers) {
 void run(const RouteBackward& op, const Execution& execution) {
   Workspace workspace(execution.workspace);
   const Scratch scratch(workspace, op, execution.workers);
-  const Blocks blocks = row_blocks(op.dlogits.size(0), op.dlogits.size(1));
+  const Partition blocks = row_blocks(op.dlogits.size(0), op.dlogits.size(1));
   parallel_for(blocks.count, execution.workers, [&](std::int64_t block, int worker) {
     for (std::int64_t t = blocks.first(block); t < blocks.last(block); ++t)
       token_backward(op, t, scratch.probabilities(worker), scratch.gradient(worker));

@@ -6,7 +6,7 @@
 #include "base/softmax.h"
 #include "cpu/cpu.h"
 #include "cpu/row_io.h"
-#include "cpu/blocks.h"
+#include "cpu/partition.h"
 #include "cpu/token_mask.h"
 #include "cpu/workspace.h"
 
@@ -18,7 +18,7 @@ struct Sums {
 };
 
 struct ForwardScratch {
-  Blocks blocks;
+  Partition blocks;
   Sums* sums;
   WorkerRows<float> logits;
 
@@ -45,7 +45,7 @@ std::size_t workspace_bytes(const ZLossBackward& op, int workers) {
 void run(const ZLoss& op, const Execution& execution) {
   Workspace workspace(execution.workspace);
   const ForwardScratch scratch(workspace, op, execution.workers);
-  const Blocks& blocks = scratch.blocks;
+  const Partition& blocks = scratch.blocks;
   const std::int64_t experts = op.logits.size(1);
   const TokenMask mask(op.token_mask);
   parallel_for(blocks.count, execution.workers, [&](std::int64_t block, int worker) {
@@ -77,7 +77,7 @@ void run(const ZLossBackward& op, const Execution& execution) {
   const TokenMask mask(op.token_mask);
   const float valid = *op.valid_tokens.as<const float>();
   const float factor = valid > 0 ? 2 * *op.dloss.as<const float>() / valid : 0;
-  const Blocks blocks = row_blocks(op.logits.size(0), experts);
+  const Partition blocks = row_blocks(op.logits.size(0), experts);
   parallel_for(blocks.count, execution.workers, [&](std::int64_t block, int worker) {
     float* const row = rows(worker);
     for (std::int64_t t = blocks.first(block); t < blocks.last(block); ++t) {
