@@ -96,6 +96,7 @@ def _setup(ctx, inputs, output):
     _, z = output
     ctx.mark_non_differentiable(z)
     ctx.set_materialize_grads(False)
+    ctx.edges = [n for n, v in values.items() if isinstance(v, torch.Tensor)]  # in the order of ctx.next_functions
     values.pop("addend")
     ctx.save_z, ctx.overwrite_z = values.pop("save_z"), values.pop("overwrite_z")
     ctx.z_spent = False
@@ -115,13 +116,17 @@ def _gradient(ctx, dy, _dz):
     *tensors, z = ctx.saved_tensors
     found = ctx.others | dict(zip(ctx.tensor_names, tensors, strict=True))
     values = {name: found[name] for name in _SHARED_NAMES}
+    eager = _eager()
     needs = dict(zip(_FORWARD_NAMES, ctx.needs_input_grad, strict=True))
+    if eager:
+        needs |= {name: needs[name] and _asked_for(edge) for name, (edge, _) in zip(ctx.edges, ctx.next_functions, strict=True)}
     need = [needs[name] for name in _DIFFERENTIABLE]
     if values["w_up_second"] is not None:
         need[2] = need[3] = need[2] or need[3]
     result = {"addend": dy} if needs["addend"] else {}
     if any(need):
-        if ctx.overwrite_z and _may_overwrite(z):
+        # dz takes z's place unless somebody asked to keep the graph.
+        if eager and ctx.overwrite_z and z is not None and not torch._C._autograd._get_current_graph_task_keep_graph():
             ctx.z_spent = True
             gradients = _run_backward(dy, z, values, need, overwrite_z=True)
             torch.autograd.graph.increment_version(z)
@@ -131,11 +136,19 @@ def _gradient(ctx, dy, _dz):
     return tuple(result.get(name) for name in _FORWARD_NAMES)
 
 
-def _may_overwrite(z: torch.Tensor | None) -> bool:
-    """Whether dz may take z's place: in plain eager execution, when nobody asked to keep the graph."""
-    if z is None or type(z) is not torch.Tensor or torch.is_grad_enabled() or torch.compiler.is_compiling():
+def _eager() -> bool:
+    """Nothing traces or records this backward: no compiler, no dispatch mode, no create_graph."""
+    return not torch.compiler.is_compiling() and not torch.is_grad_enabled() and _get_current_dispatch_mode() is None
+
+
+def _asked_for(edge) -> bool:
+    """Whether this call of the engine wants that input's gradient: autograd.grad(y, [x]) has no use for those of the weights."""
+    if edge is None:
         return False
-    return _get_current_dispatch_mode() is None and not torch._C._autograd._get_current_graph_task_keep_graph()
+    try:
+        return torch._C._will_engine_execute_node(edge)
+    except RuntimeError:  # a leaf whose gradient autograd.grad returns
+        return True
 
 
 layer_forward = define(
