@@ -1,0 +1,42 @@
+"""`intarsia doctor`: green on a sound installation, red with a remedy on a broken one."""
+
+import json
+import subprocess
+import sys
+
+from intarsia import doctor
+from intarsia.cli import main
+
+
+def test_json_of_a_sound_installation(capsys):
+    status = main(["doctor", "--json"])
+    result = json.loads(capsys.readouterr().out)
+    names = {c["name"] for c in result["checks"]}
+    assert {"package", "core", "torch", "Python", "torch binding", "processor", "GPU", "layer self-test"} <= names
+    assert result["ok"] == all(c["ok"] for c in result["checks"])
+    assert status == (0 if result["ok"] else 1)
+    assert next(c for c in result["checks"] if c["name"] == "layer self-test")["ok"]
+    assert all(c["ok"] or c["fix"] for c in result["checks"])
+
+
+def test_wrong_numbers_are_red(capsys, monkeypatch):
+    monkeypatch.setattr(doctor, "TOLERANCE", 0.0)
+    assert main(["doctor"]) == 1
+    assert "RED layer self-test" in capsys.readouterr().out
+
+
+def test_a_failing_part_is_a_red_line_not_a_crash(capsys, monkeypatch):
+    def broken():
+        raise OSError("no such thing")
+
+    monkeypatch.setattr(doctor, "_gpu", broken)
+    assert main(["doctor", "--json"]) == 1
+    line = next(c for c in json.loads(capsys.readouterr().out)["checks"] if c["name"] == "GPU")
+    assert not line["ok"]
+    assert "no such thing" in line["found"]
+
+
+def test_module_version_and_help():
+    for option, word in (("--version", "intarsia 0."), ("--help", "doctor")):
+        done = subprocess.run([sys.executable, "-m", "intarsia", option], capture_output=True, text=True, check=True)
+        assert word in done.stdout
