@@ -1,5 +1,5 @@
-// A case: one call of one operation, with everything that is needed to check it and to time it. The table of an operation's cases
-// is `cases<Op>()`, in the file named after the operation.
+// A case: one call of one operation, with everything that is needed to check it and to time it. The table of an operation's
+// cases is `cases<Op>()`, in the file named after the operation.
 #pragma once
 
 #include <functional>
@@ -35,10 +35,10 @@ std::vector<Case<Op>> cases();
 template <class Op>
 std::vector<Case<Op>> benchmarks();
 
-#define INTARSIA_DECLARE(Op)                 \
-  template <>                                \
-  std::vector<Case<Op>> cases<Op>();         \
-  template <>                                \
+#define INTARSIA_DECLARE(Op)         \
+  template <>                        \
+  std::vector<Case<Op>> cases<Op>(); \
+  template <>                        \
   std::vector<Case<Op>> benchmarks<Op>();
 INTARSIA_FOR_EACH_OPERATION(INTARSIA_DECLARE)
 #undef INTARSIA_DECLARE

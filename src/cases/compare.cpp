@@ -32,7 +32,8 @@ double unit(DType dtype) {
   }
 }
 
-Comparison compare(std::string_view name, const TensorView& actual, const TensorView& expected, const Scale& scale, double unit) {
+Comparison compare(std::string_view name, const TensorView& actual, const TensorView& expected, const Scale& scale,
+                   double unit) {
   Comparison result;
   double error_norm = 0, scale_norm = 0;
   const auto fail = [&](std::int64_t i, std::string_view what, double got, double want) {

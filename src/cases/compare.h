@@ -23,6 +23,7 @@ struct Comparison {
 using Scale = std::function<double(std::int64_t)>;
 
 /// Where `expected` was never written, `actual` must not be either; integers and booleans must be equal.
-Comparison compare(std::string_view name, const TensorView& actual, const TensorView& expected, const Scale& scale, double unit);
+Comparison compare(std::string_view name, const TensorView& actual, const TensorView& expected, const Scale& scale,
+                   double unit);
 
 }  // namespace intarsia::cases

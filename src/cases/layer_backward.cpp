@@ -40,7 +40,8 @@ LayerBackward make(Experts& experts, Tensors& t, const Problem& p, DType dtype) 
 /// Each gradient alone: no other output may be needed for it.
 template <class Keep>
 std::vector<Case<LayerBackward>> one_gradient(const std::string& name, Keep keep) {
-  const std::vector<Problem> table{{.name = "only_" + name, .biases = true}, {.name = "only_" + name + "_recompute", .biases = true, .keep_z = false}};
+  const std::vector<Problem> table{{.name = "only_" + name, .biases = true},
+                                   {.name = "only_" + name + "_recompute", .biases = true, .keep_z = false}};
   return expert_cases<LayerBackward>(
       table, {.up = 2, .down = 2},
       [=](Experts& experts, Tensors& t, const Problem& p, DType dtype) {
@@ -59,7 +60,9 @@ std::vector<Case<LayerBackward>> one_gradient(const std::string& name, Keep keep
 template <>
 std::vector<Case<LayerBackward>> cases() {
   auto result = expert_cases<LayerBackward>(problems(), {.up = 2, .down = 2}, make, true);
-  const auto append = [&](std::vector<Case<LayerBackward>> more) { std::move(more.begin(), more.end(), std::back_inserter(result)); };
+  const auto append = [&](std::vector<Case<LayerBackward>> more) {
+    std::move(more.begin(), more.end(), std::back_inserter(result));
+  };
   append(one_gradient("dx", [](LayerBackward& op, const LayerBackward& all) { op.dx = all.dx; }));
   append(one_gradient("dscores", [](LayerBackward& op, const LayerBackward& all) { op.dscores = all.dscores; }));
   append(one_gradient("dw_up", [](LayerBackward& op, const LayerBackward& all) { op.dw_up = all.dw_up; }));

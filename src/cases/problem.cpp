@@ -9,7 +9,9 @@ namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-std::int64_t sum(const std::vector<std::int64_t>& counts) { return std::accumulate(counts.begin(), counts.end(), std::int64_t{0}); }
+std::int64_t sum(const std::vector<std::int64_t>& counts) {
+  return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+}
 
 }  // namespace
 
@@ -32,7 +34,8 @@ std::vector<double> Experts::draw_ids() {
   const auto put = [&](std::int64_t id) { ids.push_back(static_cast<double>(id)); };
   for (std::size_t e = 0; e < p_.counts.size(); ++e)
     for (std::int64_t i = 0; i < p_.counts[e]; ++i) put(static_cast<std::int64_t>(e));
-  for (std::size_t i = ids.size(); i > 1; --i) std::swap(ids[i - 1], ids[static_cast<std::size_t>(t_.random(static_cast<std::int64_t>(i)))]);
+  for (std::size_t i = ids.size(); i > 1; --i)
+    std::swap(ids[i - 1], ids[static_cast<std::size_t>(t_.random(static_cast<std::int64_t>(i)))]);
   if (!p_.counts.empty()) return ids;
 
   for (std::int64_t t = 0; t < lists_.tokens; ++t) {
@@ -132,7 +135,8 @@ TensorView Experts::token_rows() {
   if (p_.rows_layout == Layout::expanded) return x;  // all rows are one: none may be NaN
   std::vector<bool> read(static_cast<std::size_t>(rows), false);
   for (std::int64_t r = 0; r < lists_.rows; ++r)
-    read[static_cast<std::size_t>(p_.form == Form::sorted ? r : static_cast<std::int64_t>(element(lists_.row_token, r)))] = true;
+    read[static_cast<std::size_t>(p_.form == Form::sorted ? r : static_cast<std::int64_t>(element(lists_.row_token, r)))] =
+        true;
   for (std::int64_t i = 0; i < rows; ++i)
     if (!read[static_cast<std::size_t>(i)]) t_.set_row(x, kNaN, i);
   return x;
@@ -192,7 +196,9 @@ TensorView Experts::b_down() {
   return t_.normal(p_.fp32_biases ? score_dtype(dtype_) : dtype_, {experts_, p_.hidden}, 1, p_.weights.memory);
 }
 
-TensorView Experts::db_up() { return p_.score_on == ScorePlacement::input ? TensorView{} : gradient({experts_, gates() * p_.width}); }
+TensorView Experts::db_up() {
+  return p_.score_on == ScorePlacement::input ? TensorView{} : gradient({experts_, gates() * p_.width});
+}
 TensorView Experts::db_down() { return gradient({experts_, p_.hidden}); }
 
 TensorView Experts::gradient(const Shape& shape, Layout layout) {
@@ -218,7 +224,11 @@ std::vector<Problem> problems() {
       {.name = "many_experts", .tokens = 19, .hidden = 16, .width = 8, .experts = 129, .choices = 8},
       {.name = "all_to_one", .tokens = 150, .routing = Routing::all_to_one, .biases = true},
       {.name = "half_empty", .tokens = 40, .experts = 6, .routing = Routing::half_empty, .biases = true},
-      {.name = "half_empty_accumulate", .tokens = 40, .experts = 6, .routing = Routing::half_empty, .biases = true,
+      {.name = "half_empty_accumulate",
+       .tokens = 40,
+       .experts = 6,
+       .routing = Routing::half_empty,
+       .biases = true,
        .accumulate = true},
       {.name = "sentinels", .tokens = 40, .routing = Routing::sentinels, .slack = 5, .biases = true, .addend = true},
       {.name = "duplicates", .tokens = 20, .choices = 3, .routing = Routing::duplicates},
@@ -249,7 +259,11 @@ std::vector<Problem> problems() {
       {.name = "strided", .weights = {.memory = Layout::strided}, .rows_layout = Layout::strided, .addend = true},
       {.name = "permuted", .weights = {.memory = Layout::permuted}, .rows_layout = Layout::permuted, .biases = true},
       {.name = "reversed", .weights = {.memory = Layout::reversed}, .rows_layout = Layout::reversed},
-      {.name = "expanded", .weights = {.memory = Layout::expanded}, .rows_layout = Layout::expanded, .biases = true, .addend = true},
+      {.name = "expanded",
+       .weights = {.memory = Layout::expanded},
+       .rows_layout = Layout::expanded,
+       .biases = true,
+       .addend = true},
       {.name = "in_place", .addend = true, .in_place = true},
       {.name = "in_place_inside", .tokens = 200, .score_on = S::inside, .in_place = true},
       {.name = "accumulate_fp32", .biases = true, .accumulate = true, .fp32_gradients = true, .grad_scale = 0.25},

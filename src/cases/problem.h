@@ -1,5 +1,5 @@
-// The expert layers that every operation on experts is checked with: one table, from which each operation's file takes what is its
-// own. A problem says how tokens are routed, how tensors lie in memory and what is left out.
+// The expert layers that every operation on experts is checked with: one table, from which each operation's file takes what is
+// its own. A problem says how tokens are routed, how tensors lie in memory and what is left out.
 #pragma once
 
 #include <string>
@@ -12,8 +12,9 @@
 namespace intarsia::cases {
 
 /// Who goes where.
-///   uniform; all_to_one (the last expert, K = 1 of K choices); half_empty: every second expert has no rows; sentinels: ids -1, E
-///   and far outside among the others, token 0 has none; duplicates: every choice of a token is the same expert; nobody: no rows
+///   uniform; all_to_one (the last expert, K = 1 of K choices); half_empty: every second expert has no rows; sentinels: ids -1,
+///   E and far outside among the others, token 0 has none; duplicates: every choice of a token is the same expert; nobody: no
+///   rows
 enum class Routing { uniform, all_to_one, half_empty, sentinels, duplicates, nobody };
 
 /// Which lists the layer gets (see LayerForward).
@@ -66,7 +67,7 @@ class Experts {
   std::int64_t experts() const { return experts_; }
   std::int64_t gates() const { return gate_factor(p_.activation); }
 
-  TensorView token_rows();                  ///< (T, H) or (R, H): x or dy
+  TensorView token_rows();                     ///< (T, H) or (R, H): x or dy
   TensorView expert_rows(std::int64_t width);  ///< (R, width): a, z, rows; NaN past the last row
   TensorView out_rows(std::int64_t width);     ///< the same as an output
   TensorView like_scores();
@@ -102,10 +103,12 @@ struct Products {
   double up = 0, down = 0;
 };
 
-/// The cases of one operation: every problem of a table in every dtype. make(experts, tensors, problem, dtype) gives the operation.
-/// `rounds_inside`: it rounds intermediate results to dtype, so outputs of a wider dtype are no more exact than that.
+/// The cases of one operation: every problem of a table in every dtype. make(experts, tensors, problem, dtype) gives the
+/// operation. `rounds_inside`: it rounds intermediate results to dtype, so outputs of a wider dtype are no more exact than
+/// that.
 template <class Op, class Make>
-std::vector<Case<Op>> expert_cases(const std::vector<Problem>& table, Products products, Make make, bool rounds_inside = false) {
+std::vector<Case<Op>> expert_cases(const std::vector<Problem>& table, Products products, Make make,
+                                   bool rounds_inside = false) {
   std::vector<Case<Op>> result;
   for (const Problem& p : table) {
     for (const DType dtype : kDTypes) {

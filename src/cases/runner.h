@@ -31,22 +31,27 @@ struct Argument {
   bool output;
 };
 
+struct CollectArguments {
+  std::vector<Argument> found;
+
+  void in(const char* name, const TensorView& v) { add(name, v, false); }
+  void optional_in(const char* name, const TensorView& v) { add(name, v, false); }
+  void out(const char* name, const TensorView& v) { add(name, v, true); }
+  void optional_out(const char* name, const TensorView& v) { add(name, v, true); }
+  void inout(const char* name, const TensorView& v) { add(name, v, true); }
+  void optional_inout(const char* name, const TensorView& v) { add(name, v, true); }
+  template <class T>
+  void value(const char*, const T&) {}
+
+ private:
+  void add(const char* name, const TensorView& v, bool output) {
+    if (v.defined()) found.push_back({name, v, output});
+  }
+};
+
 template <class Op>
 std::vector<Argument> arguments_of(Op op) {
-  struct Collect {
-    std::vector<Argument> found;
-    void add(const char* name, const TensorView& v, bool output) {
-      if (v.defined()) found.push_back({name, v, output});
-    }
-    void in(const char* name, TensorView& v) { add(name, v, false); }
-    void optional_in(const char* name, TensorView& v) { add(name, v, false); }
-    void out(const char* name, TensorView& v) { add(name, v, true); }
-    void optional_out(const char* name, TensorView& v) { add(name, v, true); }
-    void inout(const char* name, TensorView& v) { add(name, v, true); }
-    void optional_inout(const char* name, TensorView& v) { add(name, v, true); }
-    template <class T>
-    void value(const char*, T&) {}
-  } collect;
+  CollectArguments collect;
   fields(collect, op);
   return collect.found;
 }
@@ -117,7 +122,8 @@ Timing time(const Case<Op>& c, Backend backend, double seconds) try {
   }
   std::nth_element(times.begin(), times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2), times.end());
   Timing timing{c.name, times[times.size() / 2], c.flops, 0, {}};
-  for (const Argument& a : arguments_of(op)) timing.bytes += static_cast<double>(a.view.numel()) * static_cast<double>(size_of(a.view.dtype));
+  for (const Argument& a : arguments_of(op))
+    timing.bytes += static_cast<double>(a.view.numel()) * static_cast<double>(size_of(a.view.dtype));
   return timing;
 } catch (const std::exception& error) {
   return {c.name, 0, 0, 0, error.what()};

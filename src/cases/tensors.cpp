@@ -160,7 +160,8 @@ std::string Tensors::damage(const std::vector<TensorView>& outputs) const {
     const Memory& m = memories_[k];
     for (std::size_t i = 0; i < m.bytes.size(); ++i)
       if (!writable[k][i] && m.bytes[i] != m.before[i])
-        return "byte " + std::to_string(i) + " of tensor number " + std::to_string(k + 1) + " of the case was written, outside every output";
+        return "byte " + std::to_string(i) + " of tensor number " + std::to_string(k + 1) +
+               " of the case was written, outside every output";
   }
   return {};
 }

@@ -15,7 +15,8 @@ using Shape = std::vector<std::int64_t>;
 
 /// How a tensor lies in memory.
 ///   dense; padded: rows longer than they are read, starting one element in (so nothing is aligned); expanded: stride 0 along
-///   axis 0; reversed: negative stride along axis 0; strided: every second element along the last axis; permuted: axis 0 fastest.
+///   axis 0; reversed: negative stride along axis 0; strided: every second element along the last axis; permuted: axis 0
+///   fastest.
 enum class Layout { dense, padded, expanded, reversed, strided, permuted };
 
 /// What is stored.
@@ -44,7 +45,7 @@ class Tensors {
   void set(const TensorView&, double value, std::int64_t i, std::int64_t j = 0);
   void set_row(const TensorView&, double value, std::int64_t i);
 
-  double random() ;                          ///< uniform in [0, 1)
+  double random();                          ///< uniform in [0, 1)
   std::int64_t random(std::int64_t count);  ///< uniform in [0, count)
 
   /// Remembers every byte; `damage` then names what changed outside the given outputs, or is empty.
