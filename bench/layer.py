@@ -233,7 +233,7 @@ class Machine:
     python: str
     torch: str
     intarsia: str
-    gemm: str
+    products: dict[str, str]
 
 
 def machine() -> Machine:
@@ -247,7 +247,7 @@ def machine() -> Machine:
         python=platform.python_version(),
         torch=torch.__version__,
         intarsia=core.version(),
-        gemm=str(core.doctor().get("gemm", "")),
+        products=core.doctor()["products"],
     )
 
 
