@@ -8,6 +8,7 @@
 #include "base/softmax.h"
 #include "cpu/cpu.h"
 #include "cpu/row_io.h"
+#include "cpu/row_scan.h"
 #include "cpu/partition.h"
 #include "cpu/token_mask.h"
 #include "cpu/workspace.h"
@@ -103,7 +104,7 @@ void run(const LoadBalanceLoss& op, const Execution& execution) {
     for (std::int64_t t = blocks.first(block); t < blocks.last(block); ++t) {
       if (!mask(t)) continue;
       widen_row(op.logits, t, 0, experts, row);
-      if (!routable(row, experts)) continue;
+      if (!routable_row(row, experts)) continue;
       ++valid;
       add_token(op, t, row, slots, probability);
     }
@@ -143,7 +144,7 @@ void run(const LoadBalanceLossBackward& op, const Execution& execution) {
     float* const p = scratch.p(worker);
     for (std::int64_t t = blocks.first(block); t < blocks.last(block); ++t) {
       widen_row(op.logits, t, 0, experts, logits);
-      if (mask(t) && routable(logits, experts)) {
+      if (mask(t) && routable_row(logits, experts)) {
         token_backward(op, t, scratch.weight, logits, p);
       } else {
         std::fill_n(p, experts, 0.0f);

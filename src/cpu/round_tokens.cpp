@@ -17,9 +17,9 @@
 #include "cpu/cpu.h"
 #include "cpu/round_tokens.h"
 #include "cpu/row_io.h"
+#include "cpu/row_scan.h"
 #include "cpu/partition.h"
 #include "cpu/token_mask.h"
-#include "cpu/top_k.h"
 
 namespace intarsia::cpu {
 namespace {
@@ -61,8 +61,8 @@ std::int64_t choose(const RoundTokens& op, const RoundScratch& s, int workers) {
       std::fill_n(ids, k_count, -1);
       if (!mask(t)) continue;
       widen_row(op.logits, t, 0, experts, logits);
-      if (!routable(logits, experts)) continue;
-      top_k(logits, experts, k_count, ids);
+      if (!routable_row(logits, experts)) continue;
+      top_k(logits, experts, k_count, s.rank_keys(worker), ids);
       s.softmax[t] = TokenSoftmax::of(logits, experts);
       for (std::int64_t k = 0; k < k_count; ++k) s.chosen_probability[t * k_count + k] = s.softmax[t](logits[ids[k]]);
       ++valid;

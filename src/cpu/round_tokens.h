@@ -9,6 +9,7 @@
 
 #include "cpu/cpu.h"
 #include "cpu/partition.h"
+#include "cpu/row_scan.h"
 #include "cpu/workspace.h"
 
 namespace intarsia::cpu {
@@ -56,6 +57,7 @@ struct RoundScratch {
   std::int64_t added_step;    // most rows that an expert can gain
   RowKey* added_keys;         // (E, added_step)
   WorkerRows<float> logits;
+  WorkerRows<std::uint64_t> rank_keys;
   std::byte* index_workspace;
 
   RoundScratch(Workspace& workspace, const RoundTokens& op, int workers)
@@ -73,6 +75,7 @@ struct RoundScratch {
         added_step(std::min(op.tile, op.logits.size(0))),
         added_keys(workspace.take<RowKey>(op.logits.size(1) * added_step)),
         logits(workspace, workers, op.logits.size(1)),
+        rank_keys(workspace, workers, top_k_scratch(op.logits.size(1))),
         index_workspace(workspace.take<std::byte>(static_cast<std::int64_t>(workspace_bytes(index(op), workers)))) {}
 
   /// build_index of the choices.

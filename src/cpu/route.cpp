@@ -3,7 +3,7 @@
 //   sigmoid         sigmoid of the chosen
 //   sigmoid_group   ranks by sigmoid(logit) + bias within the best groups; scale * sigmoid (over its sum when `renormalise`)
 // A token that is masked, or not routable (NaN, infinite largest logit), gets ids -1 and scores 0; the latter is counted.
-// Reads T*E logits once; parallel over tokens. Workspace: two rows of E and two of K for each worker, one row of E.
+// Reads T*E logits once; parallel over tokens. Workspace: rows of E and K for each worker, one row of E.
 // Verify: intarsia-ops verify route
 #include <atomic>
 #include <cmath>
@@ -14,9 +14,9 @@
 #include "base/softmax.h"
 #include "cpu/cpu.h"
 #include "cpu/row_io.h"
+#include "cpu/row_scan.h"
 #include "cpu/partition.h"
 #include "cpu/token_mask.h"
-#include "cpu/top_k.h"
 #include "cpu/workspace.h"
 
 namespace intarsia::cpu {
@@ -26,13 +26,15 @@ struct Scratch {
   float* bias;
   WorkerRows<float> logits, rank, scores;
   WorkerRows<std::int32_t> chosen;
+  WorkerRows<std::uint64_t> keys;
 
   Scratch(Workspace& workspace, const Route& op, int workers)
       : bias(workspace.take<float>(op.expert_bias.defined() ? op.logits.size(1) : 0)),
         logits(workspace, workers, op.logits.size(1)),
         rank(workspace, workers, op.scores_kind == RouterScores::sigmoid_group ? op.logits.size(1) : 0),
         scores(workspace, workers, op.ids.size(1)),
-        chosen(workspace, workers, op.ids.size(1)) {}
+        chosen(workspace, workers, op.ids.size(1)),
+        keys(workspace, workers, top_k_scratch(op.logits.size(1))) {}
 };
 
 /// scores[k] from the logits of the token and its chosen experts.
@@ -70,13 +72,13 @@ class Router {
     float* const logits = scratch_.logits(worker);
     if (!mask_(t)) return store_none(t);
     widen_row(op_.logits, t, 0, experts, logits);
-    if (!routable(logits, experts)) {
+    if (!routable_row(logits, experts)) {
       ++nan_tokens;
       return store_none(t);
     }
     float* const scores = scratch_.scores(worker);
     std::int32_t* const chosen = scratch_.chosen(worker);
-    top_k(rank(logits, worker), experts, k_count, chosen);
+    top_k(rank(logits, worker), experts, k_count, scratch_.keys(worker), chosen);
     if (op_.raw_scores.defined())
       for (std::int64_t k = 0; k < k_count; ++k) *at<float>(op_.raw_scores, t, k) = sigmoid(logits[chosen[k]]);
     score_chosen(op_, logits, chosen, k_count, scores);

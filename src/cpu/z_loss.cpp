@@ -6,6 +6,7 @@
 #include "base/softmax.h"
 #include "cpu/cpu.h"
 #include "cpu/row_io.h"
+#include "cpu/row_scan.h"
 #include "cpu/partition.h"
 #include "cpu/token_mask.h"
 #include "cpu/workspace.h"
@@ -54,7 +55,7 @@ void run(const ZLoss& op, const Execution& execution) {
     for (std::int64_t t = blocks.first(block); t < blocks.last(block); ++t) {
       if (!mask(t)) continue;
       widen_row(op.logits, t, 0, experts, logits);
-      if (!routable(logits, experts)) continue;
+      if (!routable_row(logits, experts)) continue;
       const double lse = log_sum_exp(logits, experts);
       sums.squares += lse * lse;
       sums.valid += 1;
@@ -82,7 +83,7 @@ void run(const ZLossBackward& op, const Execution& execution) {
     float* const row = rows(worker);
     for (std::int64_t t = blocks.first(block); t < blocks.last(block); ++t) {
       widen_row(op.logits, t, 0, experts, row);
-      if (mask(t) && routable(row, experts)) {
+      if (mask(t) && routable_row(row, experts)) {
         const float weight = factor * log_sum_exp(row, experts);
         softmax_row(row, experts, row);
         for (std::int64_t e = 0; e < experts; ++e) row[e] *= weight;
