@@ -95,7 +95,7 @@ int train_step() {
 
   // Along a direction of x and w_up, <dy, y> changes as the gradients say.
   const std::vector<float> along_x = random_values(T * H, 1.0f), along_w = random_values(E * 2 * I * H, 0.15f);
-  const float step = 1e-2f;
+  const float step = 3e-3f;
   const auto loss_at = [&](float distance) {
     for (std::size_t i = 0; i < x.size(); ++i) x[i] += distance * along_x[i];
     for (std::size_t i = 0; i < w_up.size(); ++i) w_up[i] += distance * along_w[i];

@@ -34,18 +34,20 @@ c_api() {
 
 # Every symbol that a library defines for others is intarsia's own, and the SONAME carries the major version.
 symbols() {
-  local library foreign
+  local library defined foreign
   for library in "$libdir"/libintarsia*.so; do
-    foreign=$(nm --dynamic --defined-only --demangle "$library" |
-      sed -E 's/^[0-9a-f]* +[A-Za-z] //; s/^(vtable|typeinfo|typeinfo name) for //' | grep -vE '^intarsia(::|_)' || true)
-    if [[ -n "$foreign" ]]; then
+    defined=$(nm --dynamic --defined-only --demangle "$library" | sed -E 's/^[0-9a-f]* +[A-Za-z] //')
+    foreign=$(grep -vE '^((vtable|typeinfo|typeinfo name) for )?intarsia(::|_)' <<<"$defined" || true)
+    if [[ -n "$defined" && -n "$foreign" ]]; then
       printf '%s exports what is not its own:\n%s\n' "$library" "$foreign" >&2
       return 1
     fi
+    if [[ "$library" == */libintarsia.so ]]; then
+      grep -q '^intarsia_run$' <<<"$defined"
+      grep -q '^intarsia::run(intarsia::LayerForward const&' <<<"$defined"
+    fi
   done
-  nm --dynamic --defined-only --demangle "$libdir/libintarsia.so" | grep -q ' intarsia_run'
-  nm --dynamic --defined-only --demangle "$libdir/libintarsia.so" | grep -q ' intarsia::run(intarsia::LayerForward const&'
-  readelf --dynamic "$libdir/libintarsia.so" | grep -qE 'SONAME.*libintarsia\.so\.[0-9]+\]'
+  [[ "$(readelf --dynamic "$libdir/libintarsia.so")" =~ SONAME.*libintarsia\.so\.[0-9]+\] ]]
 }
 
 command_line() {
