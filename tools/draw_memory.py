@@ -33,7 +33,7 @@ def held_bytes() -> list[tuple[str, int, bool]]:
 
 
 def main() -> None:
-    mpl.rcParams.update({"svg.hashsalt": "intarsia", "font.size": 11})
+    mpl.rcParams.update({"svg.hashsalt": "intarsia", "svg.fonttype": "none", "font.size": 11})
     labels, sizes, is_ours = zip(*held_bytes(), strict=True)
     gib = [size / 2**30 for size in sizes]
     figure, axes = plt.subplots(figsize=(8, 3.2), layout="constrained")
