@@ -15,8 +15,8 @@ SAVE_MODES = ("preactivation", "input")
 _GATED = {"swiglu", "geglu", "geglu_tanh", "reglu", "clamped_swiglu"}
 _MIB = 1 << 20
 
-# SonicMoE 0.1.2.post1 on an H200 (torch 2.11, CUDA 13, bf16, SwiGLU, its own router): MiB that stay allocated between forward and
-# backward above inputs and weights, by (T, H, I, E, K); shapes by their preset.
+# SonicMoE 0.1.2.post1 on an H200 (torch 2.11, CUDA 13, bf16, SwiGLU, its own router): MiB that stay allocated between
+# forward and backward above inputs and weights, by preset.
 _SONICMOE_HELD_MIB = {
     "sonic-7b": 202,
     "olmoe": 1033,
@@ -79,9 +79,10 @@ class LayerSize:
 
 
 def plan(size: LayerSize, save: str = "preactivation") -> dict:
-    """The core's plan of one training step in one save mode: saved_bytes, peak_bytes, steps, buffers with name, shape, dtype, bytes, lifetime.
+    """The core's plan of one training step: saved_bytes, peak_bytes, buffers with name, shape, dtype, bytes, lifetime.
 
-    Peak: most bytes alive at once above x and the weights, their gradients excluded; of the CPU backend with as many threads as it would use now.
+    Peak: most bytes alive at once above x and the weights, gradients of both excluded; of the CPU backend with as many
+    threads as it would use now. A shared expert is not counted.
     """
     return _c.plan(
         tokens=size.tokens,
@@ -101,9 +102,8 @@ def plan(size: LayerSize, save: str = "preactivation") -> dict:
 def peers(size: LayerSize) -> dict[str, dict]:
     """Bytes that other implementations save for the same layer: {name: {"saved_bytes", "formula", "source"}}.
 
-    Formulas for gated activations are those of the MoEBlaze and SonicMoE papers' accounting (2 bytes an element; scaled for other
-    dtypes). For a plain activation the up projection is half as wide and the product of gate and up does not exist, so z and a are
-    left: 4RI in each of the four.
+    The formulas count 2 bytes an element (other dtypes scale them). Gated: z and a are 6RI; MegaBlocks and ScatterMoE
+    keep silu(gate) too. A plain activation, derived here: z and a, 4RI in each.
     """
     T, H, I, R = size.tokens, size.hidden, size.width, size.rows
     gated = size.activation in _GATED

@@ -1,7 +1,7 @@
 """The MoE layers of public models, and the shapes that are benchmarked: sizes, routing, activation, layout.
 
-Figures are those of each model's published configuration (`source` says which). The second group holds the shapes on which
-other implementations were measured (see `intarsia.memory`): softmax, then top-k, SwiGLU, nothing shared.
+Figures are those of each model's published configuration (`source` says which). The second group holds the shapes on
+which other implementations were measured (see `intarsia.memory`): softmax, then top-k, SwiGLU, nothing shared.
 """
 
 from dataclasses import dataclass
@@ -43,8 +43,8 @@ _MODELS = (
            source="Qwen/Qwen3-235B-A22B, config.json (norm_topk_prob true)"),
     Preset(name="qwen3-next-80b-a3b", hidden=2048, width=512, experts=512, experts_per_token=10, shared_width=512,
            shared_gated=True, source="Qwen/Qwen3-Next-80B-A3B-Instruct, config.json"),
-    Preset(name="deepseek-v3", hidden=7168, width=2048, experts=256, experts_per_token=8, scores="sigmoid_group", groups=8,
-           top_groups=4, scale=2.5, shared_width=2048, source="deepseek-ai/DeepSeek-V3, config.json"),
+    Preset(name="deepseek-v3", hidden=7168, width=2048, experts=256, experts_per_token=8, scores="sigmoid_group",
+           groups=8, top_groups=4, scale=2.5, shared_width=2048, source="deepseek-ai/DeepSeek-V3, config.json"),
     Preset(name="gpt-oss-20b", hidden=2880, width=2880, experts=32, experts_per_token=4, activation="clamped_swiglu",
            bias=True, router_bias=True, layout="interleaved", source="openai/gpt-oss-20b, config.json"),
     Preset(name="gpt-oss-120b", hidden=2880, width=2880, experts=128, experts_per_token=4, activation="clamped_swiglu",
@@ -53,8 +53,8 @@ _MODELS = (
            source="ibm-granite/granite-3.1-1b-a400m-base, config.json"),
     Preset(name="granite-3b-a800m", hidden=1536, width=512, experts=40, experts_per_token=8,
            source="ibm-granite/granite-3.1-3b-a800m-base, config.json"),
-    Preset(name="llama-4-scout", hidden=5120, width=8192, experts=16, experts_per_token=1, scores="sigmoid", score_on="input",
-           shared_width=8192, source="meta-llama/Llama-4-Scout-17B-16E, config.json"),
+    Preset(name="llama-4-scout", hidden=5120, width=8192, experts=16, experts_per_token=1, scores="sigmoid",
+           score_on="input", shared_width=8192, source="meta-llama/Llama-4-Scout-17B-16E, config.json"),
     Preset(name="qwen1.5-moe-a2.7b", hidden=2048, width=1408, experts=60, experts_per_token=4, scores="softmax",
            shared_width=5632, shared_gated=True, source="Qwen/Qwen1.5-MoE-A2.7B, config.json (norm_topk_prob false)"),
 )  # fmt: skip
@@ -82,10 +82,12 @@ _BENCHMARKS = {
 
 
 def _benchmark(name: str) -> Preset:
-    tokens, hidden, width, experts, experts_per_token = _BENCHMARKS[name]
+    T, H, I, E, K = _BENCHMARKS[name]
     paper = "MoEBlaze, arXiv 2601.05296" if name.startswith("blaze") else "after SonicMoE, arXiv 2512.14080"
-    return Preset(name=name, hidden=hidden, width=width, experts=experts, experts_per_token=experts_per_token, tokens=tokens,
-                  scores="softmax", source=f"benchmark shape ({paper})")  # fmt: skip
+    return Preset(
+        name=name, tokens=T, hidden=H, width=I, experts=E, experts_per_token=K, scores="softmax",
+        source=f"benchmark shape ({paper})",
+    )  # fmt: skip
 
 
 #: Every preset by its name, models first.

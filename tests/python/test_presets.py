@@ -7,8 +7,9 @@ import intarsia
 from intarsia.presets import PRESETS, get_preset
 
 MODELS = [
-    "mixtral-8x7b", "olmoe-1b-7b", "qwen3-30b-a3b", "qwen3-235b-a22b", "qwen3-next-80b-a3b", "deepseek-v3", "gpt-oss-20b",
-    "gpt-oss-120b", "granite-1b-a400m", "granite-3b-a800m", "llama-4-scout", "qwen1.5-moe-a2.7b",
+    "mixtral-8x7b", "olmoe-1b-7b", "qwen3-30b-a3b", "qwen3-235b-a22b", "qwen3-next-80b-a3b", "deepseek-v3",
+    "gpt-oss-20b", "gpt-oss-120b", "granite-1b-a400m", "granite-3b-a800m", "llama-4-scout",
+    "qwen1.5-moe-a2.7b",
 ]  # fmt: skip
 
 

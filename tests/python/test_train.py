@@ -35,8 +35,8 @@ def results(trainer: Trainer) -> list[tuple]:
     return [tuple(map(str, (r[k] for k in RESULTS))) for r in trainer.records()]
 
 
-def options(out, text, **changes) -> list[str]:
-    settings = {"text": text, "out": out, "device": "cpu", **TINY, **changes}
+def options(out, path, **changes) -> list[str]:
+    settings = {"text": path, "out": out, "device": "cpu", **TINY, **changes}
     return [part for name, value in settings.items() for part in ("--" + name.replace("_", "-"), str(value))]
 
 
@@ -54,7 +54,7 @@ def test_three_steps_write_everything(tmp_path, text, capsys):
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [r["step"] for r in lines[:-1]] == [1, 2, 3]
     assert all(sum(layer) == 2 * 16 * 2 for r in lines[:-1] for layer in r["tokens_per_expert"])
-    assert lines[-1]["end"]["held_out_before"] == pytest.approx(8.0)
+    assert lines[-1]["end"]["before"] == pytest.approx(8.0)
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     assert read_checkpoint(tmp_path)["step"] == 3
 
@@ -68,7 +68,7 @@ def test_planned_memory_is_measured_memory(tmp_path, text, capsys):
 
 
 def test_learns_more_than_byte_frequencies(tmp_path, text):
-    config = TrainConfig(**TINY | {"text": str(text), "steps": 80, "batch": 8})
+    config = TrainConfig(**TINY | {"text": str(text), "steps": 120, "batch": 8, "hidden": 32, "lr": 1e-2})
     trainer = Trainer(config, data.load_corpus(str(text), config.context), tmp_path)
     assert trainer.train() == 0
     _, targets = trainer.held_out()
@@ -148,7 +148,7 @@ def test_token_rounding_is_reported_beside_top_k(tmp_path, text, capsys):
     ("extra", "words"),
     [
         (["--steps", "7"], "steps: expected 6"),
-        (["--out", "elsewhere"], "continues in its own folder"),
+        (["--out", "elsewhere"], "where the resumed run is"),
     ],
 )
 def test_a_resumed_run_is_not_contradicted(tmp_path, text, capsys, extra, words):

@@ -20,6 +20,9 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         return arguments.run(arguments)
-    except ValueError as error:
+    except (ValueError, NotImplementedError) as error:
         print(f"intarsia: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("intarsia: interrupted", file=sys.stderr)
+        return 130

@@ -1,4 +1,4 @@
-"""Text as bytes: the corpus, its held-out part, batches that depend on nothing but seed and step, and the unigram baseline."""
+"""Text as bytes: the corpus, its held-out part, batches that depend on seed and step alone, the unigram baseline."""
 
 import hashlib
 import math
@@ -29,7 +29,8 @@ class Corpus:
 def load_corpus(text: str | None, context: int) -> Corpus:
     """Reads a file, a directory, or (None) the *.py files of the running Python's standard library.
 
-    The bytes, in sorted order of the files, are cut into blocks of 64 KiB (shorter for a short text); every 20th is held out.
+    The bytes, in sorted order of the files, are cut into blocks of 64 KiB (shorter for a short text); every 20th is
+    held out.
     ValueError when the text is missing or too short for one window of `context` bytes in either part.
     """
     root = Path(text) if text else Path(sysconfig.get_path("stdlib"))

@@ -10,8 +10,8 @@ def add_parser(commands) -> None:
     p = commands.add_parser(
         "doctor",
         help="versions, processor, GPU, loaded libraries, a one-second numeric self-test",
-        description="Versions, processor, GPU, loaded libraries and a one-second numeric self-test; for every red line the "
-        "sentence that fixes it. Exit status 1 when something is red.",
+        description="Versions, processor, GPU, loaded libraries and a one-second numeric self-test; for every red line "
+        "the sentence that fixes it. Exit status 1 when something is red.",
     )
     p.add_argument("--json", action="store_true", help="machine-readable")
     p.set_defaults(run=run)

@@ -12,8 +12,9 @@ def add_parser(commands) -> None:
     p = commands.add_parser(
         "memory",
         help="every buffer of a layer with bytes and lifetime, beside other implementations",
-        description="Every buffer of a layer's forward and backward with bytes and lifetime, for each save mode, beside what "
-        "MegaBlocks, ScatterMoE, Megatron, MoEBlaze and SonicMoE save. A preset, or the sizes; sizes given win over the preset's.",
+        description="Every buffer of a layer's forward and backward with bytes and lifetime, for each save mode, and "
+        "what MegaBlocks, ScatterMoE, Megatron, MoEBlaze and SonicMoE save. Takes a preset, or the sizes; sizes that "
+        "are given win over the preset's. A shared expert is not counted.",
         epilog=f"presets: {', '.join(PRESETS)}",
     )
     p.add_argument("--preset", metavar="NAME", help="a model's layer, for instance qwen3-30b-a3b")
@@ -55,9 +56,8 @@ def _size(arguments: argparse.Namespace):
         preset = get_preset(arguments.preset)
         size = LayerSize.of(preset, given.pop("tokens", None) or preset.tokens or 32768, arguments.dtype)
         return replace(size, **given)
-    missing = [
-        f"--{n.replace('_', '-')}" for n in ("hidden", "width", "experts", "experts_per_token") if n not in given
-    ]
+    sizes = ("hidden", "width", "experts", "experts_per_token")
+    missing = ["--" + n.replace("_", "-") for n in sizes if n not in given]
     if missing:
         raise ValueError(f"memory: expected --preset NAME or all sizes; missing {', '.join(missing)}")
     return LayerSize(**{"tokens": 32768, **given}, dtype=arguments.dtype)
@@ -66,24 +66,21 @@ def _size(arguments: argparse.Namespace):
 def table(result: dict) -> str:
     """The report for people."""
     size = result["size"]
-    lines = [
-        f"T {size['tokens']}  H {size['hidden']}  I {size['width']}  E {size['experts']}  K {size['experts_per_token']}  "
-        f"R {size['rows']}  {size['dtype']}  {size['activation']}  {size['scores']}"
-    ]
+    letters = {"T": "tokens", "H": "hidden", "I": "width", "E": "experts", "K": "experts_per_token", "R": "rows"}
+    shown = [f"{letter} {size[name]}" for letter, name in letters.items()]
+    lines = ["  ".join([*shown, size["dtype"], size["activation"], size["scores"]])]
     for mode, plan in result["modes"].items():
-        lines += [
-            "",
-            f'save="{mode}": saved {_mib(plan["saved_bytes"])} MiB, peak {_mib(plan["peak_bytes"])} MiB above x and weights',
-        ]
-        lines.append(f"  {'buffer':<22}{'shape':<20}{'dtype':<10}{'MiB':>10}  lifetime")
+        saved, peak = _mib(plan["saved_bytes"]), _mib(plan["peak_bytes"])
+        lines += ["", f'save="{mode}": saved {saved} MiB with x, peak {peak} MiB above x and weights']
+        lines += [f"  {'buffer':<22}{'shape':<20}{'dtype':<10}{'MiB':>10}  lifetime"]
         for b in plan["buffers"]:
             shape = "(" + ", ".join(map(str, b["shape"])) + ")"
             life = " .. ".join(dict.fromkeys(b["lifetime"]))
-            lines.append(f"  {b['name']:<22}{shape:<20}{b['dtype']:<10}{_mib(b['bytes']):>10}  {life}")
+            lines += [f"  {b['name']:<22}{shape:<20}{b['dtype']:<10}{_mib(b['bytes']):>10}  {life}"]
     lines += ["", "saved by others for the same layer (x included)", f"  {'':<22}{'MiB':>10}  from"]
     for name, peer in result["peers"].items():
         shown = _mib(peer["saved_bytes"]) if peer["saved_bytes"] is not None else "-"
-        lines.append(f"  {name:<22}{shown:>10}  {'; '.join(filter(None, (peer['formula'], peer['source'])))}")
+        lines += [f"  {name:<22}{shown:>10}  {'; '.join(filter(None, (peer['formula'], peer['source'])))}"]
     return "\n".join(lines)
 
 

@@ -1,4 +1,7 @@
-"""A byte-level transformer whose every feed-forward is a Mixture of Experts. B sequences of S bytes, T = B*S tokens, H hidden."""
+"""A byte-level transformer whose every feed-forward is a Mixture of Experts.
+
+B sequences, S bytes in each, T = B*S tokens, H hidden, N heads, D = H/N.
+"""
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +14,7 @@ BYTES = 256
 
 
 def rotate(x_BNSD: Tensor) -> Tensor:
-    """Rotary position embedding (Su et al., arXiv 2104.09864): pairs (i, i + D/2) turned by position * 10000^(-2i/D)."""
+    """Rotary position embedding (arXiv 2104.09864): pairs (i, i + D/2) turned by position * 10000^(-2i/D)."""
     half = x_BNSD.shape[-1] // 2
     rate = 10000.0 ** (-torch.arange(half, device=x_BNSD.device) / half)
     angle = torch.arange(x_BNSD.shape[-2], device=x_BNSD.device)[:, None] * rate
@@ -58,9 +61,9 @@ class Block(nn.Module):
         )
 
     def forward(self, x_BSH: Tensor) -> tuple[Tensor, Routing]:
-        x_BSH = x_BSH + self.attention(self.attention_norm(x_BSH))
-        # The residual is the addend of the experts' own sum: no further pass over (T, H).
-        return self.experts(self.expert_norm(x_BSH), addend=x_BSH, return_routing=True)
+        # Norms in float32, also under autocast. The residual is the addend of the experts' own sum: no further pass.
+        x_BSH = x_BSH + self.attention(self.attention_norm(x_BSH.float()))
+        return self.experts(self.expert_norm(x_BSH.float()), addend=x_BSH, return_routing=True)
 
 
 class ByteTransformer(nn.Module):
@@ -82,7 +85,7 @@ class ByteTransformer(nn.Module):
         for block in self.blocks:
             x_BSH, routing = block(x_BSH)
             routings.append(routing)
-        return self.head(self.norm(x_BSH)), routings
+        return self.head(self.norm(x_BSH.float())), routings
 
     def parameters_of(self) -> tuple[int, int]:
         """Numbers of parameters: all, and those that one byte uses."""

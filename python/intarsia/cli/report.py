@@ -1,5 +1,7 @@
 """What a finished run shows: the plot, a sample of text, and the memory of one layer, planned and measured."""
 
+import copy
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -11,7 +13,7 @@ from ..memory import LayerSize, plan
 from .trainer import Trainer
 
 _MIB = 1 << 20
-SAMPLE_BYTES = 400
+SAMPLE_BYTES = 300
 TEMPERATURE = 0.7
 
 
@@ -36,23 +38,29 @@ def layer_memory(trainer: Trainer) -> str:
     """The first block's experts over one step's tokens, routed by top-k: bytes planned and bytes measured."""
     c, layer = trainer.config, trainer.model.blocks[0].experts
     size = LayerSize(
-        tokens=c.batch * c.context, hidden=c.hidden, width=c.width, experts=c.experts, experts_per_token=c.experts_per_token,
-        dtype=c.dtype, scores=layer.scores,
-    )  # fmt: skip
+        tokens=c.batch * c.context,
+        hidden=c.hidden,
+        width=c.width,
+        experts=c.experts,
+        experts_per_token=c.experts_per_token,
+        dtype=c.dtype,
+        scores=layer.scores,
+    )
     planned = plan(size, c.save)
     x_bytes = size.tokens * size.hidden * size.element_size
-    x = torch.randn(size.tokens, size.hidden, device=c.device, dtype=getattr(torch, c.dtype)).requires_grad_()
-    with trainer.precision():
-        saved, forward, backward = measure(layer.eval(), x)
+    dtype = getattr(torch, c.dtype)
+    layer = copy.deepcopy(layer).eval()
+    for parameter in layer.parameters():
+        parameter.data = parameter.data.to(dtype)
+    x = torch.randn(size.tokens, size.hidden, device=c.device, dtype=dtype, requires_grad=True)
+    saved, forward, backward = measure(layer, x)
+    above_x = planned["saved_bytes"] - x_bytes
+    workspace = max(planned["forward_workspace_bytes"], planned["backward_workspace_bytes"])
     rows = (
         ("saved for backward, x included", planned["saved_bytes"], saved),
         ("workspace of forward", planned["forward_workspace_bytes"], forward),
         ("workspace of backward", planned["backward_workspace_bytes"], backward),
-        (
-            "saved and workspace, above x",
-            _above(planned["saved_bytes"] - x_bytes, planned),
-            saved - x_bytes + max(forward, backward),
-        ),
+        ("saved and workspace, above x", above_x + workspace, saved - x_bytes + max(forward, backward)),
     )
     title = f"Memory of one layer, {size.tokens} tokens, save={c.save}"
     lines = [f"{title:<44}{'planned MiB':>14}{'measured MiB':>14}"]
@@ -60,14 +68,11 @@ def layer_memory(trainer: Trainer) -> str:
     return "\n".join(lines)
 
 
-def _above(saved: int, planned: dict) -> int:
-    return saved + max(planned["forward_workspace_bytes"], planned["backward_workspace_bytes"])
-
-
 def measure(layer: MoE, x: Tensor) -> tuple[int, int, int]:
-    """Bytes of one forward and backward of `layer` on x (T, H): saved for backward, workspace of forward, workspace of backward.
+    """Bytes of one forward and backward of `layer` on x (T, H): saved, workspace of forward, workspace of backward.
 
-    Saved: distinct storages that autograd keeps, parameters and buffers left out. Workspaces: the peak of the core's own allocator.
+    Saved: distinct storages that autograd keeps for backward, parameters and buffers left out. Workspace: the peak of
+    the core's own allocator.
     """
     known = {t.untyped_storage().data_ptr() for t in (*layer.parameters(), *layer.buffers())}
     held: dict[int, int] = {}
@@ -78,7 +83,7 @@ def measure(layer: MoE, x: Tensor) -> tuple[int, int, int]:
             held[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    def peak_of(work) -> tuple[Tensor, int]:
+    def peak_of(work: Callable) -> tuple[Tensor, int]:
         _c.memory_reset()
         before, _ = _c.memory()
         result = work()

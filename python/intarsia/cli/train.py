@@ -1,6 +1,7 @@
 """`intarsia train`: a byte-level MoE language model on real text, from one command."""
 
 import argparse
+import shlex
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
@@ -40,8 +41,9 @@ def add_parser(commands) -> None:
     p = commands.add_parser(
         "train",
         help="train a byte-level MoE language model on real text",
-        description="Trains a byte-level MoE transformer on real text and shows held-out bits per byte before and after, a sample, "
-        "the memory of the layer and a plot. Ctrl-C saves; --resume continues with the same numbers, bit for bit.",
+        description="Trains a byte-level MoE transformer on real text and shows held-out bits per byte before and "
+        "after, a sample, the memory of the layer and a plot. Ctrl-C saves; --resume continues with the same numbers, "
+        "bit for bit.",
     )
     for field in fields(TrainConfig):
         default = "auto" if field.name == "device" else field.default
@@ -64,15 +66,14 @@ def add_parser(commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Trains, or continues, one run; with --router rounded then the same run with top-k. Exit status 128 + n after signal n."""
+    """Trains, or continues, one run; with --router rounded then the same run with top-k. 128 + n after signal n."""
     from .data import load_corpus
     from .trainer import Trainer, read_checkpoint
 
     config, out = _configure(arguments)
     corpus = load_corpus(config.text, config.context)
-    say(
-        f"Text: {corpus.name}: {corpus.files} files, {len(corpus.train):,} bytes to train on, {len(corpus.held_out):,} held out."
-    )
+    train, held_out = len(corpus.train), len(corpus.held_out)
+    say(f"Text: {corpus.name}, {corpus.files} files: {train:,} bytes to train on, {held_out:,} held out.")
     runs = [(config, out)]
     if config.router == "rounded":
         runs.append((replace(config, router="softmax"), out / "top-k"))
@@ -84,14 +85,13 @@ def run(arguments: argparse.Namespace) -> int:
         signalled = _train(trainer)
         if signalled:
             say(f"Interrupted at step {trainer.step} of {config.steps}; saved {trainer.checkpoint}.")
-            say(f"Resume with: intarsia train --resume {out}")
+            say(f"Resume with: intarsia train --resume {shlex.quote(str(out))}")
             return 128 + signalled
         finished.append(_finish(trainer))
     if len(finished) > 1:
         rounded, top_k = finished
-        say(
-            f"Held out, evaluated with top-k: trained with token rounding {rounded:.3f} bits per byte, with top-k {top_k:.3f}."
-        )
+        say("\nHeld-out bits per byte, evaluated with top-k:")
+        say(f"  trained with token rounding {rounded:.3f}, trained with top-k {top_k:.3f}")
     return 0
 
 
@@ -101,11 +101,13 @@ def say(text: str) -> None:
 
 
 def _configure(arguments: argparse.Namespace) -> tuple[TrainConfig, Path]:
-    """The run's configuration and folder: from the options, or from a checkpoint that the options must not contradict."""
+    """The run's configuration and folder: from the options, or from a checkpoint that they must not contradict."""
     from .trainer import config_of, read_checkpoint
 
     names = [f.name for f in fields(TrainConfig)]
     given = {n: getattr(arguments, n) for n in names if hasattr(arguments, n)}
+    if "text" in given:  # a resumed run may start in another folder
+        given["text"] = str(Path(given["text"]).resolve())
     if not arguments.resume:
         device, note = choose_device(given.pop("device", "auto"))
         if note:
@@ -113,7 +115,8 @@ def _configure(arguments: argparse.Namespace) -> tuple[TrainConfig, Path]:
         return TrainConfig(**given, device=device), arguments.out or Path("out")
     path = arguments.resume
     config, folder = config_of(read_checkpoint(path)), path if path.is_dir() else path.parent
-    given.pop("device", None)
+    if given.get("device") == "auto":
+        del given["device"]
     for name, value in given.items():
         if value != getattr(config, name):
             raise ValueError(
@@ -122,7 +125,7 @@ def _configure(arguments: argparse.Namespace) -> tuple[TrainConfig, Path]:
             )
     if arguments.out and arguments.out.resolve() != folder.resolve():
         raise ValueError(
-            f"out: a resumed run continues in its own folder {str(folder)!r}, got {str(arguments.out)!r}; leave --out away"
+            f"out: expected {str(folder)!r}, where the resumed run is, got {str(arguments.out)!r}; leave --out away"
         )
     return config, folder
 
@@ -148,8 +151,8 @@ def _train(trainer) -> int:
     c = trainer.config
     total, active = trainer.model.parameters_of()
     say(
-        f"Model: {c.layers} layers, H {c.hidden}, {c.experts} experts of width {c.width}, {c.experts_per_token} a token, router "
-        f"{c.router}, save={c.save}, {c.dtype} on {c.device}: {total:,} parameters, {active:,} active in a token."
+        f"Model: {c.layers} layers, H {c.hidden}, {c.experts} experts, width {c.width}, {c.experts_per_token} a byte; "
+        f"{total:,} parameters, {active:,} of them for one byte; router {c.router}, {c.dtype}, {c.device}."
     )
     if not sys.stderr.isatty():  # a log: lines instead of a bar
         return trainer.train(_line_every(max(1, c.steps // 20)))
@@ -177,7 +180,8 @@ def _line_every(steps: int):
 
 def _state(record: dict) -> str:
     worst = max(max(layer) * len(layer) / sum(layer) for layer in record["tokens_per_expert"])
-    return f"loss {record['bits_per_byte']:.3f} bits/byte, {record['tokens_per_second']:,.0f} tokens/s, busiest expert {worst:.2f}x its share"
+    loss, speed = record["bits_per_byte"], record["tokens_per_second"]
+    return f"loss {loss:.3f} bits/byte, {speed:,.0f} tokens/s, busiest expert {worst:.2f}x its share"
 
 
 def _finish(trainer) -> float:
@@ -186,19 +190,15 @@ def _finish(trainer) -> float:
     from .data import unigram_bits
 
     after = trainer.evaluate()
-    inputs, targets = trainer.held_out()
+    _, targets = trainer.held_out()
     unigram = unigram_bits(trainer.corpus.train, targets)
-    trainer.log_end(
-        {"held_out_before": trainer.before, "held_out_after": after, "unigram": unigram, "seconds": trainer.seconds}
-    )
+    results = {"before": trainer.before, "after": after, "unigram": unigram}
+    trainer.log_end(results | {"seconds": trainer.seconds})
     say("")
     say(f"Held-out bits per byte: {trainer.before:.3f} before, {after:.3f} after; a unigram model: {unigram:.3f}.")
     say(f"Training took {trainer.seconds:.0f} s for {trainer.step} steps.")
     say("\nSample:\n" + report.sample(trainer, "def "))
     say("\n" + report.layer_memory(trainer))
-    say(
-        "\n"
-        + report.plot(trainer.records(), trainer.out / "plot.png", before=trainer.before, after=after, unigram=unigram)
-    )
+    say("\n" + report.plot(trainer.records(), trainer.out / "plot.png", **results))
     say(f"Metrics: {trainer.metrics}\nCheckpoint: {trainer.checkpoint}")
     return after

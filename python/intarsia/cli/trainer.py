@@ -19,7 +19,7 @@ from . import data
 from .config import TrainConfig
 from .model import ByteTransformer
 
-BALANCE_WEIGHT = 0.01  # of load_balance_loss, as in Switch and OLMoE
+BALANCE_WEIGHT = 0.05  # of load_balance_loss; five times OLMoE's, since hundreds of steps must be enough
 Z_WEIGHT = 0.001  # of z_loss, as in ST-MoE and OLMoE
 BIAS_RATE = 0.01  # of sigmoid_group's correction bias; ten times DeepSeek-V3's, for runs of hundreds of steps
 WARM_UP = 0.1  # share of all steps
@@ -28,7 +28,7 @@ SAVE_EVERY = 100  # steps
 
 
 def learning_rate(step: int, steps: int, peak: float) -> float:
-    """Linear warm-up, then a cosine to a tenth of `peak`; of `step` (0-based) and the total alone, so a resumed run agrees."""
+    """Linear warm-up, then a cosine to a tenth of `peak`: of `step` (from 0) and the total alone."""
     warm = max(1, round(WARM_UP * steps))
     if step < warm:
         return peak * (step + 1) / warm
