@@ -1,5 +1,6 @@
 // One loop compiled for several instruction sets; the loader picks. Sanitizers run before the loader's choice is safe, and
-// other compilers take the attribute on fewer kinds of functions, so those builds use the baseline.
+// other compilers take the attribute on fewer kinds of functions, so those builds use the baseline. GCC ignores it,
+// silently, on templates of external linkage.
 #pragma once
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && \

@@ -42,10 +42,10 @@ inline void assign(float16& out, float value) {
   out.bits = static_cast<std::uint16_t>(half | ((bits >> 16) & 0x8000u));
 }
 
-}  // namespace
+// The compiler clones templates of internal linkage only (clones.h), so these are the loops and the public templates call them.
 
 template <class T>
-INTARSIA_CLONES void widen(const T* row, std::int64_t step, std::int64_t n, float* __restrict out) {
+INTARSIA_CLONES void widen_loop(const T* row, std::int64_t step, std::int64_t n, float* __restrict out) {
   if (step == 1) {
     for (std::int64_t i = 0; i < n; ++i) out[i] = to_float(row[i]);
   } else {
@@ -54,7 +54,7 @@ INTARSIA_CLONES void widen(const T* row, std::int64_t step, std::int64_t n, floa
 }
 
 template <class T>
-INTARSIA_CLONES void narrow(const float* __restrict in, std::int64_t n, T* row, std::int64_t step) {
+INTARSIA_CLONES void narrow_loop(const float* __restrict in, std::int64_t n, T* row, std::int64_t step) {
   if (step == 1) {
     for (std::int64_t i = 0; i < n; ++i) assign(row[i], in[i]);
   } else {
@@ -63,12 +63,29 @@ INTARSIA_CLONES void narrow(const float* __restrict in, std::int64_t n, T* row, 
 }
 
 template <class T>
-INTARSIA_CLONES void add_scaled(float factor, const T* row, std::int64_t step, std::int64_t n, float* __restrict sum) {
+INTARSIA_CLONES void add_scaled_loop(float factor, const T* row, std::int64_t step, std::int64_t n, float* __restrict sum) {
   if (step == 1) {
     for (std::int64_t i = 0; i < n; ++i) sum[i] += factor * to_float(row[i]);
   } else {
     for (std::int64_t i = 0; i < n; ++i) sum[i] += factor * to_float(row[i * step]);
   }
+}
+
+}  // namespace
+
+template <class T>
+void widen(const T* row, std::int64_t step, std::int64_t n, float* out) {
+  widen_loop(row, step, n, out);
+}
+
+template <class T>
+void narrow(const float* in, std::int64_t n, T* row, std::int64_t step) {
+  narrow_loop(in, n, row, step);
+}
+
+template <class T>
+void add_scaled(float factor, const T* row, std::int64_t step, std::int64_t n, float* sum) {
+  add_scaled_loop(factor, row, step, n, sum);
 }
 
 INTARSIA_ROW_IO(float, )
