@@ -14,12 +14,12 @@ _WEIGHTS = (
     "Tensor w_up, Tensor? w_up_second, int w_up_gate_block, bool w_up_transposed, Tensor w_down, bool w_down_transposed, "
     "Tensor? b_up, Tensor? b_down"
 )
-_FORWARD_NAMES = (
+FORWARD_NAMES = (
     "x", "expert_offsets", "row_token", "row_slot", "slot_row", "token_offsets", "token_rows", "scores", "w_up", "w_up_second",
     "w_up_gate_block", "w_up_transposed", "w_down", "w_down_transposed", "b_up", "b_down", "addend", "activation", "score_on",
     "save_z", "overwrite_z", "backend",
 )  # fmt: skip
-_SHARED_NAMES = tuple(n for n in _FORWARD_NAMES if n not in ("addend", "save_z", "overwrite_z"))  # with layer_backward
+_SHARED_NAMES = tuple(n for n in FORWARD_NAMES if n not in ("addend", "save_z", "overwrite_z"))  # with layer_backward
 _DIFFERENTIABLE = ("x", "scores", "w_up", "w_up_second", "w_down", "b_up", "b_down")  # layer_backward's outputs, in order
 _GRADIENT_NAMES = ("dx", "dscores", "dw_up", "dw_up_second", "dw_down", "db_up", "db_down")
 
@@ -33,7 +33,7 @@ def z_width(activation: str, w_down: torch.Tensor, transposed: bool) -> int:
 
 
 def _forward(*arguments):
-    values = dict(zip(_FORWARD_NAMES, arguments, strict=True))
+    values = dict(zip(FORWARD_NAMES, arguments, strict=True))
     y, z = _forward_fake(*arguments)
     save_z, _ = values.pop("save_z"), values.pop("overwrite_z")
     _core.run("layer_forward", **values, z=wanted(save_z, z), y=y)
@@ -41,7 +41,7 @@ def _forward(*arguments):
 
 
 def _forward_fake(*arguments):
-    v = dict(zip(_FORWARD_NAMES, arguments, strict=True))
+    v = dict(zip(FORWARD_NAMES, arguments, strict=True))
     x, row_token = v["x"], v["row_token"]
     rows = (x if row_token is None else row_token).shape[0]
     z = x.new_empty((rows if v["save_z"] else 0, z_width(v["activation"], v["w_down"], v["w_down_transposed"])))
@@ -92,7 +92,7 @@ layer_backward = define(
 
 
 def _setup(ctx, inputs, output):
-    values = dict(zip(_FORWARD_NAMES, inputs, strict=True))
+    values = dict(zip(FORWARD_NAMES, inputs, strict=True))
     _, z = output
     ctx.mark_non_differentiable(z)
     ctx.set_materialize_grads(False)
@@ -107,7 +107,7 @@ def _setup(ctx, inputs, output):
 
 def _gradient(ctx, dy, _dz):
     if dy is None:
-        return (None,) * len(_FORWARD_NAMES)
+        return (None,) * len(FORWARD_NAMES)
     if ctx.z_spent:
         raise Error(
             "moe_mlp: a second backward through the same forward, but the first one overwrote the pre-activations z with their "
@@ -117,7 +117,7 @@ def _gradient(ctx, dy, _dz):
     found = ctx.others | dict(zip(ctx.tensor_names, tensors, strict=True))
     values = {name: found[name] for name in _SHARED_NAMES}
     eager = _eager()
-    needs = dict(zip(_FORWARD_NAMES, ctx.needs_input_grad, strict=True))
+    needs = dict(zip(FORWARD_NAMES, ctx.needs_input_grad, strict=True))
     if eager:
         needs |= {name: needs[name] and _asked_for(edge) for name, (edge, _) in zip(ctx.edges, ctx.next_functions, strict=True)}
     need = [needs[name] for name in _DIFFERENTIABLE]
@@ -133,7 +133,7 @@ def _gradient(ctx, dy, _dz):
         else:
             gradients = layer_backward(dy, z, *values.values(), need)
         result |= {name: g for name, flag, g in zip(_DIFFERENTIABLE, need, gradients, strict=True) if flag and needs[name]}
-    return tuple(result.get(name) for name in _FORWARD_NAMES)
+    return tuple(result.get(name) for name in FORWARD_NAMES)
 
 
 def _eager() -> bool:
