@@ -1,7 +1,7 @@
 // bias_backward: db_up[e] = grad_scale * sum dz;  db_down[e] = grad_scale * sum s * dy[row_token] (input: sum dy).
 // dz (R, G*I) [gate, up], dy (T, H) or (R, H), db_up (E, G*I) in the order of gate_block, db_down (E, H).
-// Parallel over (expert, panel of columns); inside, rows ascending. Experts without rows: zeros, or untouched when `accumulate`. No workspace.
-// Verify: intarsia-ops verify bias_backward
+// Parallel over (expert, panel of columns); inside, rows ascending. Experts without rows: zeros, or untouched when
+// `accumulate`. No workspace. Verify: intarsia-ops verify bias_backward
 #include <algorithm>
 
 #include "base/parallel.h"
@@ -28,8 +28,8 @@ class RowScore {
 };
 
 template <class T, class Source, class Score, class Place>
-void bias_gradient(const BiasBackward& op, const TensorView& db, std::int64_t step, Source&& source, Score&& score, Place&& place,
-                   int workers) {
+void bias_gradient(const BiasBackward& op, const TensorView& db, std::int64_t step, Source&& source, Score&& score,
+                   Place&& place, int workers) {
   const std::int64_t columns = db.size(1), panels = (columns + kSumColumns - 1) / kSumColumns;
   const std::int32_t* offsets = list(op.expert_offsets);
   const auto scale = static_cast<float>(op.grad_scale);

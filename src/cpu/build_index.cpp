@@ -8,15 +8,16 @@
 #include "base/dispatch.h"
 #include "base/parallel.h"
 #include "base/rows.h"
-#include "cpu/partition.h"
 #include "cpu/cpu.h"
+#include "cpu/partition.h"
 #include "cpu/token_mask.h"
 #include "cpu/workspace.h"
 
 namespace intarsia::cpu {
 namespace {
 
-/// A tile holds at least 4 * E slots, so that its counts are few beside them, and at least 4096, so that a task is worth starting.
+/// A tile holds at least 4 * E slots, so that its counts are few beside them, and at least 4096, so that a task is worth
+/// starting.
 Partition token_tiles(const TensorView& ids, std::int64_t experts) {
   return {ids.size(0), std::max<std::int64_t>(4096, 4 * experts) / std::max<std::int64_t>(1, ids.size(1)) + 1};
 }

@@ -20,7 +20,8 @@ void sum_rows(std::int64_t first, std::int64_t last, std::int64_t step, std::int
   std::fill_n(total, columns, 0.0f);
   for (std::int64_t group = first; group < last; group += kGroup) {
     std::fill_n(sum, columns, 0.0f);
-    for (std::int64_t r = group; r < std::min(last, group + kGroup); ++r) add_scaled<T>(weight(r), source(r), step, columns, sum);
+    for (std::int64_t r = group; r < std::min(last, group + kGroup); ++r)
+      add_scaled<T>(weight(r), source(r), step, columns, sum);
     add_scaled<float>(1.0f, sum, 1, columns, total);
   }
 }

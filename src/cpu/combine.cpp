@@ -1,12 +1,11 @@
 // combine: y[t] = addend[t] + sum over the rows r of token t of s * rows[r], in slot order, in fp32, rounded once.
-// rows (R, H), y (T, H); the rows of a token come from slot_row (T, K) with scores (T, K), or from the CSR pair with scores (R).
-// Moves R*H + T*H elements (and T*H of the addend), each once. No workspace.
-// Verify: intarsia-ops verify combine
+// rows (R, H), y (T, H); the rows of a token come from slot_row (T, K) with scores (T, K), or from the CSR pair with scores
+// (R). Moves R*H + T*H elements (and T*H of the addend), each once. No workspace. Verify: intarsia-ops verify combine
 #include "base/parallel.h"
 #include "base/rows.h"
-#include "cpu/partition.h"
 #include "cpu/combine_token.h"
 #include "cpu/cpu.h"
+#include "cpu/partition.h"
 
 namespace intarsia::cpu {
 namespace {

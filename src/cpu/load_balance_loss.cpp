@@ -7,9 +7,9 @@
 #include "base/rows.h"
 #include "base/softmax.h"
 #include "cpu/cpu.h"
+#include "cpu/partition.h"
 #include "cpu/row_io.h"
 #include "cpu/row_scan.h"
-#include "cpu/partition.h"
 #include "cpu/token_mask.h"
 #include "cpu/workspace.h"
 
@@ -134,8 +134,7 @@ void run(const LoadBalanceLossBackward& op, const Execution& execution) {
   const double factor =
       valid > 0 ? *op.dloss.as<const float>() * coefficient(op.normalisation, experts, op.experts_per_token) / valid : 0;
   for (std::int64_t e = 0; e < experts; ++e)
-    scratch.weight[e] =
-        static_cast<float>(factor * op.expert_fraction.as<const float>()[e * op.expert_fraction.step(0)]);
+    scratch.weight[e] = static_cast<float>(factor * op.expert_fraction.as<const float>()[e * op.expert_fraction.step(0)]);
 
   const TokenMask mask(op.token_mask);
   const Partition blocks = row_blocks(op.logits.size(0), experts);

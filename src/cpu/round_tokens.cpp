@@ -15,10 +15,10 @@
 #include "base/rows.h"
 #include "base/softmax.h"
 #include "cpu/cpu.h"
+#include "cpu/partition.h"
 #include "cpu/round_tokens.h"
 #include "cpu/row_io.h"
 #include "cpu/row_scan.h"
-#include "cpu/partition.h"
 #include "cpu/token_mask.h"
 
 namespace intarsia::cpu {
@@ -78,7 +78,8 @@ void list_choices(const RoundTokens& op, const RoundScratch& s, const Execution&
   run(index, Execution{execution.stream, s.index_workspace, execution.workers});
   const Partition blocks(slots, 16384);
   parallel_for(blocks.count, execution.workers, [&](std::int64_t block, int) {
-    for (std::int64_t r = blocks.first(block); r < std::min<std::int64_t>(blocks.last(block), s.offsets[op.logits.size(1)]); ++r)
+    for (std::int64_t r = blocks.first(block); r < std::min<std::int64_t>(blocks.last(block), s.offsets[op.logits.size(1)]);
+         ++r)
       s.keys[r] = RowKey(s.chosen_probability[s.row_slot[r]], s.row_token[r]);
   });
 }
@@ -145,7 +146,8 @@ void index_tokens(const RoundTokens& op, int workers) {
     std::fill(next + blocks.first(block), next + blocks.last(block), 0);
     for_each_row(block, [&](std::int64_t, std::int32_t t) { ++next[t]; });
   });
-  for (std::int64_t t = 0, position = 0; t <= tokens; ++t) position += std::exchange(next[t], static_cast<std::int32_t>(position));
+  for (std::int64_t t = 0, position = 0; t <= tokens; ++t)
+    position += std::exchange(next[t], static_cast<std::int32_t>(position));
   parallel_for(blocks.count, workers, [&](std::int64_t block, int) {
     for_each_row(block, [&](std::int64_t row, std::int32_t t) {
       op.token_rows.as<std::int32_t>()[next[t]] = static_cast<std::int32_t>(row);
@@ -190,7 +192,8 @@ void run(const RoundTokens& op, const Execution& execution) {
   }
   parallel_for(experts, workers, [&](std::int64_t e, int) { drop_rows(s, e, s.kept[e]); });
   const Partition panels = expert_panels(experts);
-  parallel_for(panels.count, workers, [&](std::int64_t panel, int) { add_rows(op, s, panels.first(panel), panels.last(panel)); });
+  parallel_for(panels.count, workers,
+               [&](std::int64_t panel, int) { add_rows(op, s, panels.first(panel), panels.last(panel)); });
   parallel_for(experts, workers, [&](std::int64_t e, int) { write_rows(op, s, e); });
   index_tokens(op, workers);
   clear_tail(op);

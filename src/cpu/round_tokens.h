@@ -1,4 +1,5 @@
-// The scratch of round_tokens: keys that order rows by probability, a token's softmax in two numbers, and the pieces of workspace.
+// The scratch of round_tokens: keys that order rows by probability, a token's softmax in two numbers, and the pieces of
+// workspace.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +20,8 @@ class RowKey {
  public:
   RowKey() = default;
   RowKey(float probability, std::int32_t token)
-      : bits_(static_cast<std::uint64_t>(std::bit_cast<std::uint32_t>(probability)) << 32 | ~static_cast<std::uint32_t>(token)) {}
+      : bits_(static_cast<std::uint64_t>(std::bit_cast<std::uint32_t>(probability)) << 32 |
+              ~static_cast<std::uint32_t>(token)) {}
   float probability() const { return std::bit_cast<float>(static_cast<std::uint32_t>(bits_ >> 32)); }
   std::int32_t token() const { return static_cast<std::int32_t>(~static_cast<std::uint32_t>(bits_)); }
   static bool by_token(RowKey a, RowKey b) { return a.token() < b.token(); }
@@ -45,17 +47,19 @@ struct TokenSoftmax {
 constexpr std::int64_t kExpertPanel = 16;  // 64 bytes of fp32 logits: a cache line is used whole
 
 /// Panels of experts: narrower when there are few, so that there are tasks enough.
-inline Partition expert_panels(std::int64_t experts) { return {experts, std::clamp<std::int64_t>(experts / 16, 1, kExpertPanel)}; }
+inline Partition expert_panels(std::int64_t experts) {
+  return {experts, std::clamp<std::int64_t>(experts / 16, 1, kExpertPanel)};
+}
 
 struct RoundScratch {
-  std::int32_t* ids;          // (T, K)
-  float* chosen_probability;  // (T, K)
-  TokenSoftmax* softmax;      // (T)
+  std::int32_t* ids;                                        // (T, K)
+  float* chosen_probability;                                // (T, K)
+  TokenSoftmax* softmax;                                    // (T)
   std::int32_t *offsets, *row_token, *row_slot, *slot_row;  // lists of the choices before rounding
-  RowKey* keys;               // (T*K) rows of those lists
-  std::int32_t *kept, *need, *added_count;  // (E)
-  std::int64_t added_step;    // most rows that an expert can gain
-  RowKey* added_keys;         // (E, added_step)
+  RowKey* keys;                                             // (T*K) rows of those lists
+  std::int32_t *kept, *need, *added_count;                  // (E)
+  std::int64_t added_step;                                  // most rows that an expert can gain
+  RowKey* added_keys;                                       // (E, added_step)
   WorkerRows<float> logits;
   WorkerRows<std::uint64_t> rank_keys;
   std::byte* index_workspace;

@@ -13,9 +13,9 @@
 #include "base/rows.h"
 #include "base/softmax.h"
 #include "cpu/cpu.h"
+#include "cpu/partition.h"
 #include "cpu/row_io.h"
 #include "cpu/row_scan.h"
-#include "cpu/partition.h"
 #include "cpu/token_mask.h"
 #include "cpu/workspace.h"
 
@@ -120,7 +120,8 @@ std::size_t workspace_bytes(const Route& op, int workers) {
 void run(const Route& op, const Execution& execution) {
   Workspace workspace(execution.workspace);
   const Scratch scratch(workspace, op, execution.workers);
-  if (op.expert_bias.defined()) widen(op.expert_bias.as<const float>(), op.expert_bias.step(0), op.logits.size(1), scratch.bias);
+  if (op.expert_bias.defined())
+    widen(op.expert_bias.as<const float>(), op.expert_bias.step(0), op.logits.size(1), scratch.bias);
 
   std::atomic<std::int32_t> nan_tokens = 0;  // a sum of integers: the same in any order
   const Partition blocks = row_blocks(op.logits.size(0), op.logits.size(1));

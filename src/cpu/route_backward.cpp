@@ -10,8 +10,8 @@
 #include "base/rows.h"
 #include "base/softmax.h"
 #include "cpu/cpu.h"
-#include "cpu/row_io.h"
 #include "cpu/partition.h"
+#include "cpu/row_io.h"
 #include "cpu/workspace.h"
 
 namespace intarsia::cpu {
@@ -46,7 +46,8 @@ void for_each_choice(const RouteBackward& op, std::int64_t t, Body&& body) {
   for (std::int32_t i = list(op.token_offsets)[t]; i < list(op.token_offsets)[t + 1]; ++i) {
     const std::int32_t row = list(op.token_rows)[i];
     const std::int64_t e = std::upper_bound(offsets, offsets + experts + 1, row) - offsets - 1;
-    body(Choice{e, 0, op.scores.as<const float>()[row * op.scores.step(0)], op.dscores.as<const float>()[row * op.dscores.step(0)]});
+    body(Choice{e, 0, op.scores.as<const float>()[row * op.scores.step(0)],
+                op.dscores.as<const float>()[row * op.dscores.step(0)]});
   }
 }
 

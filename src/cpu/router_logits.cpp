@@ -6,10 +6,10 @@
 // Verify: intarsia-ops verify router_logits, intarsia-ops verify router_logits_backward
 #include "base/parallel.h"
 #include "base/rows.h"
-#include "cpu/partition.h"
 #include "cpu/column_sums.h"
 #include "cpu/cpu.h"
 #include "cpu/gemm.h"
+#include "cpu/partition.h"
 #include "cpu/row_io.h"
 #include "cpu/workspace.h"
 
@@ -37,8 +37,9 @@ struct Operand {
   /// The view's element (i, j) becomes this operand's first; `transposed` exchanges the axes.
   Operand(const TensorView& v, std::int64_t i, std::int64_t j, bool transposed)
       : dtype(v.dtype),
-        matrix{static_cast<const std::byte*>(v.data) + (i * v.step(0) + j * v.step(1)) * static_cast<std::int64_t>(size_of(dtype)),
-               transposed ? v.step(1) : v.step(0), transposed ? v.step(0) : v.step(1)} {}
+        matrix{
+            static_cast<const std::byte*>(v.data) + (i * v.step(0) + j * v.step(1)) * static_cast<std::int64_t>(size_of(dtype)),
+            transposed ? v.step(1) : v.step(0), transposed ? v.step(0) : v.step(1)} {}
   Operand(const float* rows, std::int64_t row_step) : dtype(DType::float32), matrix{rows, row_step, 1} {}
 
   Operand from(std::int64_t i, std::int64_t j) const {

@@ -1,5 +1,6 @@
 // Rows of float32, bfloat16 or float16 at any stride, widened to fp32 and rounded back once. The loops are compiled for several
-// instruction sets and chosen when the library is loaded; all give the same bits, because nothing is reassociated or contracted.
+// instruction sets and chosen when the library is loaded; all give the same bits, because nothing is reassociated or
+// contracted.
 #pragma once
 
 #include <cstdint>
@@ -21,9 +22,9 @@ void narrow(const float* in, std::int64_t n, T* row, std::int64_t step);
 template <class T>
 void add_scaled(float factor, const T* row, std::int64_t step, std::int64_t n, float* sum);
 
-#define INTARSIA_ROW_IO(T, prefix)                                                   \
-  prefix template void widen<T>(const T*, std::int64_t, std::int64_t, float*);       \
-  prefix template void narrow<T>(const float*, std::int64_t, T*, std::int64_t);      \
+#define INTARSIA_ROW_IO(T, prefix)                                              \
+  prefix template void widen<T>(const T*, std::int64_t, std::int64_t, float*);  \
+  prefix template void narrow<T>(const float*, std::int64_t, T*, std::int64_t); \
   prefix template void add_scaled<T>(float, const T*, std::int64_t, std::int64_t, float*);
 INTARSIA_ROW_IO(float, extern)
 INTARSIA_ROW_IO(bfloat16, extern)
@@ -36,7 +37,8 @@ decltype(auto) dispatch_element(DType dtype, Body&& body) {
     case DType::float32: return body(Tag<float>{});
     case DType::bfloat16: return body(Tag<bfloat16>{});
     case DType::float16: return body(Tag<float16>{});
-    default: throw Unsupported("the cpu backend computes in float32, bfloat16 and float16, got " + std::string(to_string(dtype)));
+    default:
+      throw Unsupported("the cpu backend computes in float32, bfloat16 and float16, got " + std::string(to_string(dtype)));
   }
 }
 

@@ -1,5 +1,6 @@
 // update_expert_bias: bias[e] += rate * sign(mean(counts) - counts[e]), exactly nothing at balance. counts, bias (E).
-// Serial: E additions. Verify: intarsia-ops verify update_expert_bias                  (DeepSeek-V3, auxiliary-loss-free balancing)
+// Serial: E additions.
+// Verify: intarsia-ops verify update_expert_bias                                       (DeepSeek-V3, auxiliary-loss-free balancing)
 #include "cpu/cpu.h"
 #include "intarsia/error.h"
 
@@ -29,8 +30,9 @@ void run(const UpdateExpertBias& op, const Execution&) {
     case DType::int32: return update<std::int32_t>(op);
     case DType::int64: return update<std::int64_t>(op);
     case DType::float32: return update<float>(op);
-    default: throw Unsupported("update_expert_bias: counts must be int32, int64 or float32, got " +
-                               std::string(to_string(op.counts.dtype)));
+    default:
+      throw Unsupported("update_expert_bias: counts must be int32, int64 or float32, got " +
+                        std::string(to_string(op.counts.dtype)));
   }
 }
 

@@ -5,9 +5,9 @@
 #include "base/parallel.h"
 #include "base/softmax.h"
 #include "cpu/cpu.h"
+#include "cpu/partition.h"
 #include "cpu/row_io.h"
 #include "cpu/row_scan.h"
-#include "cpu/partition.h"
 #include "cpu/token_mask.h"
 #include "cpu/workspace.h"
 
