@@ -209,6 +209,23 @@ TEST(CpuRoute, ScoresOfVeryNegativeLogitsStillSumToOne) {
   for (std::int64_t i = 0; i < 16; ++i) EXPECT_NEAR(routed.at("scores")[i], 0.25, 1e-6);
 }
 
+TEST(CpuRouteBackward, DuplicateIdsAddAndSentinelsDoNot) {
+  for (const Family& family : kFamilies) {
+    const Tensor logits = normal(DType::bfloat16, {50, 6}), dlogits(DType::float32, {50, 6});
+    const Tensor scores = normal(DType::float32, {50, 4}, 0.2), dscores = normal(DType::float32, {50, 4});
+    verify(RouteBackward{.dscores = dscores.view(),
+                         .scores = scores.view(),
+                         .ids = ids_of(DType::int64, 50, 4, 6).view(),
+                         .raw_scores = scores.view(),
+                         .logits = logits.view(),
+                         .scores_kind = family.kind,
+                         .renormalise = family.renormalise,
+                         .scale = family.scale,
+                         .dlogits = dlogits.view()},
+           4);
+  }
+}
+
 // ---- losses
 
 double balance_loss(const Tensor& logits, const Tensor& ids, BalanceNormalisation normalisation) {
