@@ -68,9 +68,14 @@ def pair(function: str, w_up, gated: bool, layout) -> tuple:
     return tuple(w_up)
 
 
+def autocast_is_on(x: torch.Tensor) -> bool:
+    """Whether torch.autocast covers x's device; the meta device has none."""
+    return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
+
+
 def autocast(x: torch.Tensor, *tensors) -> tuple:
     """x and the tensors in the dtype of torch.autocast where it is on; as they are where it is off, and float64 always."""
-    if not torch.is_autocast_enabled(x.device.type) or x.dtype == torch.float64:
+    if x.dtype == torch.float64 or not autocast_is_on(x):
         return (x, *tensors)
     dtype = torch.get_autocast_dtype(x.device.type)
     return tuple(None if t is None else t.to(dtype) for t in (x, *tensors))

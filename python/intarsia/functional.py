@@ -68,7 +68,7 @@ def router_logits(x: Tensor, w_router: Tensor, bias: Tensor | None = None, *, lo
 def router_dtypes(function: str, x: Tensor, w_router: Tensor, bias: Tensor | None) -> tuple:
     """Autocast touches x alone: the router's parameters stay in float32 if they are."""
     (x,) = check.autocast(x)
-    if w_router.dtype not in (x.dtype, torch.float32) and torch.is_autocast_enabled(x.device.type):
+    if w_router.dtype not in (x.dtype, torch.float32) and check.autocast_is_on(x):
         w_router, bias = w_router.to(x.dtype), None if bias is None else bias.to(x.dtype)
     check.same_dtype(function, x, or_float32=True, w_router=w_router, bias=bias)
     return x, w_router, bias
@@ -92,6 +92,8 @@ def route(logits: Tensor, k: int, *, scores: str = "softmax", expert_bias: Tenso
     check.choice(name, "scores", scores, ROUTER_SCORES)
     check_k(name, k, logits.shape[1])
     expert_bias, token_mask = check.contiguous(expert_bias, token_mask)
+    if expert_bias is not None:
+        expert_bias = expert_bias.to(score_dtype(logits.dtype))
     chosen, ids, _, found = ops.route(
         logits, expert_bias, token_mask, k, scores, groups, top_groups, renormalise, float(scale), backend or "automatic"
     )
@@ -100,10 +102,10 @@ def route(logits: Tensor, k: int, *, scores: str = "softmax", expert_bias: Tenso
     return ids, chosen
 
 
-def check_k(function: str, k, experts: int) -> None:
+def check_k(function: str, k, experts: int, name: str = "k") -> None:
     """k experts of so many."""
     if not isinstance(k, int) or not 1 <= k <= experts:
-        check.fail(function, "k", f"expected an integer from 1 to the number of experts, {experts}; got {k!r}")
+        check.fail(function, name, f"expected an integer from 1 to the number of experts, {experts}; got {k!r}")
 
 
 # -------------------------------------------------------------------------------------------------------------- the lists

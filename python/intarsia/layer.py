@@ -12,6 +12,7 @@ from . import ops
 from .errors import InvalidArgument
 from .functional import GATED, IndexLists
 from .losses import update_expert_bias
+from .ops.define import score_dtype
 from .presets import Preset, get_preset
 
 __all__ = ["MoE", "Routing", "SharedExpert"]
@@ -103,7 +104,7 @@ class MoE(nn.Module):
         for name in ("hidden", "width", "experts", "experts_per_token"):
             if a[name] < 1:
                 check.fail("MoE", name, f"expected at least 1, got {a[name]}")
-        F.check_k("MoE", a["experts_per_token"], a["experts"])
+        F.check_k("MoE", a["experts_per_token"], a["experts"], "experts_per_token")
         check.choice("MoE", "scores", a["scores"], F.ROUTER_SCORES)
         check.choice("MoE", "activation", a["activation"], F.ACTIVATIONS)
         check.choice("MoE", "score_on", a["score_on"], F.SCORE_PLACEMENTS)
@@ -163,8 +164,9 @@ class MoE(nn.Module):
     def route(self, x: Tensor, token_mask: Tensor | None = None) -> Routing:
         """The router alone: x (T, H) -> Routing. With token rounding in training mode the lists carry their own scores."""
         x, w_router, b_router = F.router_dtypes("MoE", x, self.w_router, self.b_router)
+        expert_bias = None if self.expert_bias is None else self.expert_bias.to(score_dtype(x.dtype))
         logits, scores, ids, _, _ = ops.router(
-            x, w_router, b_router, self.expert_bias, token_mask, self.experts_per_token, self.scores, self.groups, self.top_groups,
+            x, w_router, b_router, expert_bias, token_mask, self.experts_per_token, self.scores, self.groups, self.top_groups,
             self.renormalise, float(self.scale), self.logits_dtype == "input", self.backend or "automatic",
         )  # fmt: skip
         if self.rounding is not None and self.training:
@@ -180,6 +182,14 @@ class MoE(nn.Module):
         if self.expert_bias is None:
             raise InvalidArgument('MoE: update_expert_bias: expected scores="sigmoid_group", got ' + repr(self.scores))
         update_expert_bias(self.expert_bias, self.last_counts if counts is None else counts, rate)
+
+    def _apply(self, fn, recurse=True):
+        """.to(bfloat16) is meant for weights: in bfloat16 the steps of expert_bias would vanish, so it stays in float32."""
+        before = self.expert_bias
+        super()._apply(fn, recurse)
+        if before is not None and self.expert_bias.dtype != torch.float32:
+            self.expert_bias = before.to(self.expert_bias.device)
+        return self
 
     def extra_repr(self) -> str:
         return (

@@ -11,6 +11,9 @@ hypothesis.settings.register_profile("smoke", max_examples=4, deadline=None, pri
 hypothesis.settings.register_profile("long", max_examples=1000, deadline=None, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "short"))
 
+# On tensors this small a second thread only waits; tests of threads, and test_moe_mlp, ask for more.
+torch.set_num_threads(1)
+
 
 @pytest.fixture(autouse=True)
 def fresh_randomness():

@@ -10,10 +10,15 @@ import intarsia
 from intarsia import reference
 
 
-@given(specs())
-def test_moe_mlp(spec):
+@given(specs(), st.sampled_from([1, 2]))
+def test_moe_mlp(spec, threads):
     """y, dx, dw_up, dw_down, dscores, db_up, db_down, daddend. reports.md 39, 51, 62, 63, 104"""
-    check_layer(spec)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        check_layer(spec)
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("activation", GATED + PLAIN)
