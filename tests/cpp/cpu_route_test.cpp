@@ -6,6 +6,8 @@
 namespace intarsia {
 namespace {
 
+using namespace poisoned;
+
 constexpr std::int64_t kExpertCounts[] = {1, 2, 3, 5, 60, 96, 127, 128, 129, 160, 255, 256, 384, 512, 1023, 1024, 1025, 2048};
 constexpr std::int64_t kTokenCounts[] = {0, 1, 15, 16, 17, 31, 33, 1000};
 

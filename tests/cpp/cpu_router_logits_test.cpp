@@ -4,6 +4,8 @@
 namespace intarsia {
 namespace {
 
+using namespace poisoned;
+
 struct Sizes {
   std::int64_t t, h, e;
 };

@@ -18,7 +18,7 @@
 #include "base/half.h"
 #include "intarsia/ops.h"
 
-namespace intarsia {
+namespace intarsia::poisoned {
 
 inline constexpr std::size_t kGuard = 256;
 inline constexpr std::byte kGuardByte{0xc3};
@@ -183,4 +183,4 @@ inline Tensor normal(DType dtype, std::vector<std::int64_t> shape, double scale 
   return Tensor(dtype, std::move(shape)).fill([&](std::int64_t) { return scale * distribution(generator()); });
 }
 
-}  // namespace intarsia
+}  // namespace intarsia::poisoned
