@@ -1,7 +1,7 @@
 """Mixture-of-Experts layers for training: forward and backward at the machine's speed, with the least memory.
 
-    y = intarsia.moe_mlp(x, ids, scores, w_up, w_down)      # functions: intarsia.functional, intarsia.losses
-    layer = intarsia.MoE(512, 1024, experts=8, experts_per_token=2)
+y = intarsia.moe_mlp(x, ids, scores, w_up, w_down)      # functions: intarsia.functional, intarsia.losses
+layer = intarsia.MoE(512, 1024, experts=8, experts_per_token=2)
 """
 
 from . import losses, presets, reference
@@ -14,6 +14,7 @@ from .layer import MoE, Routing, SharedExpert
 __version__ = version()
 
 __all__ = [
-    "Error", "IndexLists", "InvalidArgument", "MoE", "Routing", "SharedExpert", "Unsupported", "binding", "build_index", "explain",
-    "grouped_gemm", "grouped_mlp", "losses", "moe_mlp", "presets", "reference", "round_tokens", "route", "router_logits",
+    "Error", "IndexLists", "InvalidArgument", "MoE", "Routing", "SharedExpert", "Unsupported", "binding",
+    "build_index", "explain", "grouped_gemm", "grouped_mlp", "losses", "moe_mlp", "presets", "reference",
+    "round_tokens", "route", "router_logits",
 ]  # fmt: skip

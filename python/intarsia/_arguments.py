@@ -1,7 +1,10 @@
-"""What Python can know about arguments before the core sees them: types, ranks, dtypes, devices, declared layouts, autocast.
+"""What Python can know about arguments before the core sees them: types, ranks, dtypes, devices, declared layouts,
+autocast.
 
 Sizes that must agree are checked by the core, which names both tensors. Messages: argument, expected, got, what to do.
 """
+
+from typing import NoReturn
 
 import torch
 
@@ -10,13 +13,15 @@ from .errors import InvalidArgument
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-def fail(function: str, argument: str, text: str):
+def fail(function: str, argument: str, text: str) -> NoReturn:
     """Raises InvalidArgument `function: argument: text`."""
     raise InvalidArgument(f"{function}: {argument}: {text}")
 
 
 def contiguous(*tensors) -> tuple:
-    """Small tensors (lists, scores, masks) as the core reads them: a copy only of those that are not contiguous already."""
+    """Small tensors (lists, scores, masks) as the core reads them: a copy only of those that are not contiguous
+    already.
+    """
     return tuple(None if t is None else t.contiguous() for t in tensors)
 
 
@@ -41,18 +46,22 @@ def same_device(function: str, x: torch.Tensor, **others) -> None:
     """All tensors must be where x is."""
     for name, value in others.items():
         if value is not None and value.device != x.device:
-            fail(function, name, f"expected device {x.device} like x, got {value.device}; move it with .to({str(x.device)!r})")
+            fail(
+                function,
+                name,
+                f"expected device {x.device} like x, got {value.device}; move it with .to({str(x.device)!r})",
+            )
 
 
 def gate_block(function: str, layout) -> int:
     """Weights::gate_block of a declared layout of w_up's rows."""
-    if layout == "concatenated":
-        return 0
-    if layout == "interleaved":
-        return 1
-    if isinstance(layout, tuple) and len(layout) == 2 and layout[0] == "blocks" and isinstance(layout[1], int) and layout[1] > 0:
-        return layout[1]
-    fail(function, "layout", f'expected "concatenated", "interleaved" or ("blocks", n), got {layout!r}')
+    named = {"concatenated": 0, "interleaved": 1}
+    if isinstance(layout, str) and layout in named:
+        return named[layout]
+    blocks = isinstance(layout, tuple) and len(layout) == 2 and layout[0] == "blocks"
+    if not (blocks and isinstance(layout[1], int) and layout[1] > 0):
+        fail(function, "layout", f'expected "concatenated", "interleaved" or ("blocks", n), got {layout!r}')
+    return layout[1]
 
 
 def pair(function: str, w_up, gated: bool, layout) -> tuple:
@@ -74,7 +83,9 @@ def autocast_is_on(x: torch.Tensor) -> bool:
 
 
 def autocast(x: torch.Tensor, *tensors) -> tuple:
-    """x and the tensors in the dtype of torch.autocast where it is on; as they are where it is off, and float64 always."""
+    """x and the tensors in the dtype of torch.autocast where it is on; as they are where it is off, and float64
+    always.
+    """
     if x.dtype == torch.float64 or not autocast_is_on(x):
         return (x, *tensors)
     dtype = torch.get_autocast_dtype(x.device.type)
@@ -84,7 +95,9 @@ def autocast(x: torch.Tensor, *tensors) -> tuple:
 def activations(function: str, name: str, x: torch.Tensor) -> None:
     """x must be floating point."""
     if x.dtype not in _FLOATS:
-        fail(function, name, f"expected float32, bfloat16, float16 or float64, got {x.dtype}; convert it with .to(dtype)")
+        fail(
+            function, name, f"expected float32, bfloat16, float16 or float64, got {x.dtype}; convert it with .to(dtype)"
+        )
 
 
 def same_dtype(function: str, x: torch.Tensor, or_float32: bool = False, **others) -> None:
@@ -93,7 +106,9 @@ def same_dtype(function: str, x: torch.Tensor, or_float32: bool = False, **other
         if value is None or value.dtype == x.dtype or (or_float32 and value.dtype == torch.float32):
             continue
         expected = f"{x.dtype} like x" + (" (or torch.float32)" if or_float32 else "")
-        fail(function, name, f"expected {expected}, got {value.dtype}; convert one of them, or run under torch.autocast")
+        fail(
+            function, name, f"expected {expected}, got {value.dtype}; convert one of them, or run under torch.autocast"
+        )
 
 
 def requires_gradient(*tensors) -> bool:

@@ -44,7 +44,9 @@ class Argument(ctypes.Structure):
 
 
 def library_directory() -> Path:
-    """Where the shared libraries are: beside this file, or INTARSIA_LIBRARY_DIR (for instance a CMake build directory)."""
+    """Where the shared libraries are: beside this file, or INTARSIA_LIBRARY_DIR (for instance a CMake build
+    directory).
+    """
     return Path(os.environ.get("INTARSIA_LIBRARY_DIR") or Path(__file__).parent)
 
 
@@ -54,7 +56,8 @@ def _load() -> ctypes.CDLL:
         library = ctypes.CDLL(str(path))
     except OSError as error:
         raise ImportError(
-            f"intarsia: {path} cannot be loaded ({error}). Install the package with pip, or point INTARSIA_LIBRARY_DIR at a "
+            f"intarsia: {path} cannot be loaded ({error}). Install the package with pip, or point "
+            "INTARSIA_LIBRARY_DIR at a "
             "directory where CMake has built it."
         ) from error
     arguments = ctypes.POINTER(Argument)
@@ -79,7 +82,8 @@ def _load() -> ctypes.CDLL:
     found = library.intarsia_abi_version()
     if found != ABI_VERSION:
         raise ImportError(
-            f"intarsia: {path} has ABI version {found}, this package needs {ABI_VERSION}; reinstall so that both come from one version"
+            f"intarsia: {path} has ABI version {found}, this package needs {ABI_VERSION}; reinstall so that both "
+            "come from one version"
         )
     return library
 
@@ -105,7 +109,8 @@ def _dl_tensor(name: str, tensor) -> DLTensor:
     code = _dl_types().get(tensor.dtype)
     if code is None:
         raise InvalidArgument(
-            f"{name}: expected float32, bfloat16, float16, float64, int32, int64 or bool, got {tensor.dtype}; convert it with .to(dtype)"
+            f"{name}: expected float32, bfloat16, float16, float64, int32, int64 or bool, got {tensor.dtype}; "
+            "convert it with .to(dtype)"
         )
     if tensor.device.type not in ("cpu", "cuda"):
         raise InvalidArgument(f"{name}: expected a CPU or CUDA tensor, got {tensor.device}; move it with .to(device)")
@@ -155,7 +160,9 @@ def explain(operation: str, values: dict, backend: str = "automatic") -> str:
 
 
 def plan(**values) -> dict:
-    """The memory plan of a layer: fields of LayerShape and PlanOptions in plan.h (tokens, hidden, width, ..., save, ...)."""
+    """The memory plan of a layer: fields of LayerShape and PlanOptions in plan.h (tokens, hidden, width, ..., save,
+    ...).
+    """
     array, _ = _arguments("plan", values)
     text = ctypes.c_char_p()
     _check(library.intarsia_plan(array, len(values), ctypes.byref(text)))

@@ -1,7 +1,7 @@
 """The operations of the core as raw torch operators, intarsia::<name>.out, and the one place that calls them.
 
-Two bindings serve the same schemas: the shim (libintarsia_torch.so, LibTorch's stable ABI), or ctypes over the C interface where
-the shim was not built or does not load. INTARSIA_BINDING=c chooses the second.
+Two bindings serve the same schemas: the shim (libintarsia_torch.so, LibTorch's stable ABI), or ctypes over the C
+interface where the shim was not built or does not load. INTARSIA_BINDING=c chooses the second.
 """
 
 import os
@@ -81,7 +81,8 @@ plan, doctor, memory, memory_reset = _c.plan, _c.doctor, _c.memory, _c.memory_re
 
 
 def run(operation: str, **fields) -> None:
-    """Runs one operation of ops.h on torch tensors, writing its outputs. Tensors left out are absent; values must be given.
+    """Runs one operation of ops.h on torch tensors, writing its outputs. Tensors left out are absent; values must be
+    given.
 
     Raises InvalidArgument (a ValueError) or Unsupported (a NotImplementedError), before anything is written.
     """

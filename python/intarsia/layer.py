@@ -1,13 +1,13 @@
 """intarsia.MoE: router, experts and shared expert as one torch module."""
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from typing import NamedTuple
 
-from . import functional as F
 from . import _arguments as check
+from . import functional as F
 from . import ops
 from .errors import InvalidArgument
 from .functional import GATED, IndexLists
@@ -28,9 +28,13 @@ class Routing(NamedTuple):
 
 
 class SharedExpert(nn.Module):
-    """An MLP that every token takes: act(x w_up^T) w_down^T, times sigmoid(x w_gate^T) when `gated` (Qwen2-MoE, Qwen3-Next)."""
+    """An MLP that every token takes: act(x w_up^T) w_down^T, times sigmoid(x w_gate^T) when `gated` (Qwen2-MoE,
+    Qwen3-Next).
+    """
 
-    def __init__(self, hidden: int, width: int, *, activation: str = "swiglu", gated: bool = False, device=None, dtype=None):
+    def __init__(
+        self, hidden: int, width: int, *, activation: str = "swiglu", gated: bool = False, device=None, dtype=None
+    ):
         super().__init__()
         factory = {"device": device, "dtype": dtype}
         factor = 2 if activation in GATED else 1
@@ -59,25 +63,60 @@ class SharedExpert(nn.Module):
 class MoE(nn.Module):
     """A Mixture-of-Experts feed-forward layer: x (..., H) -> y (..., H), in x's dtype (or autocast's).
 
-    Parameters: w_router (E, H), b_router (E); w_up (E, G*I, H) with rows in `layout`, w_down (E, H, I), or both (E, in, out) when
-    `transposed`; b_up (E, G*I), b_down (E, H) with `bias`. Buffer expert_bias (E) float32 with scores="sigmoid_group": it moves the
-    choice only; call `update_expert_bias()` after each optimizer step. `rounding` trains with token rounding (scores="softmax" only);
-    in eval mode tokens always take their top-k. `last_counts` (E) int32: rows per expert in the last call, on the device.
-    Arguments are those of moe_mlp, route and round_tokens.
+    Parameters: w_router (E, H), b_router (E); w_up (E, G*I, H) with rows in `layout`, w_down (E, H, I), or both (E,
+    in, out) when `transposed`; b_up (E, G*I), b_down (E, H) with `bias`. Buffer expert_bias (E) float32 with
+    scores="sigmoid_group": it moves the choice only; call `update_expert_bias()` after each optimizer step.
+    `rounding` trains with token rounding (scores="softmax" only); in eval mode tokens always take their top-k.
+    `last_counts` (E) int32: rows per expert in the last call, on the device. Arguments are those of moe_mlp, route
+    and round_tokens.
     """
 
-    def __init__(self, hidden: int, width: int, experts: int, experts_per_token: int, *, scores: str = "softmax_renorm",
-                 activation: str = "swiglu", layout: F.Layout = "concatenated", transposed: bool = False, bias: bool = False,
-                 router_bias: bool = False, groups: int = 1, top_groups: int = 1, renormalise: bool = True, scale: float = 1.0,
-                 score_on: str = "output", save: str = "preactivation", logits_dtype: str = "float32", rounding: str | None = None,
-                 tile: int = 128, shared_width: int = 0, shared_gated: bool = False, backend: str | None = None, device=None,
-                 dtype=None):  # fmt: skip
+    def __init__(
+        self,
+        hidden: int,
+        width: int,
+        experts: int,
+        experts_per_token: int,
+        *,
+        scores: str = "softmax_renorm",
+        activation: str = "swiglu",
+        layout: F.Layout = "concatenated",
+        transposed: bool = False,
+        bias: bool = False,
+        router_bias: bool = False,
+        groups: int = 1,
+        top_groups: int = 1,
+        renormalise: bool = True,
+        scale: float = 1.0,
+        score_on: str = "output",
+        save: str = "preactivation",
+        logits_dtype: str = "float32",
+        rounding: str | None = None,
+        tile: int = 128,
+        shared_width: int = 0,
+        shared_gated: bool = False,
+        backend: str | None = None,
+        device=None,
+        dtype=None,
+    ):
         super().__init__()
         self._check(locals())
         self.hidden, self.width, self.experts, self.experts_per_token = hidden, width, experts, experts_per_token
-        self.scores, self.groups, self.top_groups, self.renormalise, self.scale = scores, groups, top_groups, renormalise, scale
+        self.scores, self.groups, self.top_groups, self.renormalise, self.scale = (
+            scores,
+            groups,
+            top_groups,
+            renormalise,
+            scale,
+        )
         self.activation, self.layout, self.transposed, self.score_on = activation, layout, transposed, score_on
-        self.save, self.logits_dtype, self.rounding, self.tile, self.backend = save, logits_dtype, rounding, tile, backend
+        self.save, self.logits_dtype, self.rounding, self.tile, self.backend = (
+            save,
+            logits_dtype,
+            rounding,
+            tile,
+            backend,
+        )
         factory = {"device": device, "dtype": dtype}
         rows = width * (2 if activation in GATED else 1)
 
@@ -92,10 +131,14 @@ class MoE(nn.Module):
         self.w_up, self.w_down = weight(rows, hidden), weight(hidden, width)
         self.b_up, self.b_down = vector(bias, experts, rows), vector(bias, experts, hidden)
         self.shared = (
-            SharedExpert(hidden, shared_width, activation=activation, gated=shared_gated, **factory) if shared_width else None
+            SharedExpert(hidden, shared_width, activation=activation, gated=shared_gated, **factory)
+            if shared_width
+            else None
         )
         grouped = scores == "sigmoid_group"
-        self.register_buffer("expert_bias", torch.zeros(experts, device=device, dtype=torch.float32) if grouped else None)
+        self.register_buffer(
+            "expert_bias", torch.zeros(experts, device=device, dtype=torch.float32) if grouped else None
+        )
         self.register_buffer("last_counts", torch.zeros(experts, device=device, dtype=torch.int32), persistent=False)
         self.reset_parameters()
 
@@ -118,13 +161,17 @@ class MoE(nn.Module):
 
     @classmethod
     def from_preset(cls, name: str, **changes) -> "MoE":
-        """The layer of a public model, for instance "qwen3-30b-a3b" (intarsia.presets); `changes` override its fields."""
+        """The layer of a public model, for instance "qwen3-30b-a3b" (intarsia.presets); `changes` override its
+        fields.
+        """
         preset: Preset = get_preset(name)
         fields = {n: v for n, v in vars(preset).items() if n not in ("name", "tokens", "source")}
         return cls(**(fields | changes))
 
     def reset_parameters(self) -> None:
-        """Weights uniform in +-1/sqrt(their input width) as torch.nn.Linear (w_router and w_up: H, w_down: I); biases zero."""
+        """Weights uniform in +-1/sqrt(their input width) as torch.nn.Linear (w_router and w_up: H, w_down: I); biases
+        zero.
+        """
         _uniform(self.w_router, self.hidden)
         _uniform(self.w_up, self.hidden)
         _uniform(self.w_down, self.width)
@@ -135,10 +182,13 @@ class MoE(nn.Module):
         if self.shared is not None:
             self.shared.reset_parameters()
 
-    def forward(self, x: Tensor, *, token_mask: Tensor | None = None, addend: Tensor | None = None, return_routing: bool = False):
+    def forward(
+        self, x: Tensor, *, token_mask: Tensor | None = None, addend: Tensor | None = None, return_routing: bool = False
+    ):
         """y (..., H) = addend + shared expert + routed experts; (y, Routing) when `return_routing`.
 
-        token_mask (...) bool: False tokens reach no routed expert and are not counted. addend (..., H): for instance the residual.
+        token_mask (...) bool: False tokens reach no routed expert and are not counted. addend (..., H): for instance
+        the residual.
         """
         if x.dim() < 1 or x.shape[-1] != self.hidden:
             check.fail("MoE", "x", f"expected (..., {self.hidden}), got {tuple(x.shape)}")
@@ -152,9 +202,9 @@ class MoE(nn.Module):
             addend_TH = shared_TH if addend_TH is None else addend_TH + shared_TH
         scores = None if routing.lists.row_score is not None else routing.scores
         y_TH = F.moe_mlp(
-            x_TH, routing.lists, scores, self.w_up, self.w_down, b_up=self.b_up, b_down=self.b_down, activation=self.activation,
-            layout=self.layout, transposed=self.transposed, score_on=self.score_on, save=self.save, addend=addend_TH,
-            backend=self.backend,
+            x_TH, routing.lists, scores, self.w_up, self.w_down, b_up=self.b_up, b_down=self.b_down,
+            activation=self.activation, layout=self.layout, transposed=self.transposed, score_on=self.score_on,
+            save=self.save, addend=addend_TH, backend=self.backend,
         )  # fmt: skip
         with torch.no_grad():
             self.last_counts.copy_(routing.lists.counts())
@@ -162,29 +212,41 @@ class MoE(nn.Module):
         return (y, routing) if return_routing else y
 
     def route(self, x: Tensor, token_mask: Tensor | None = None) -> Routing:
-        """The router alone: x (T, H) -> Routing. With token rounding in training mode the lists carry their own scores."""
+        """The router alone: x (T, H) -> Routing. With token rounding in training mode the lists carry their own
+        scores.
+        """
         x, w_router, b_router = F.router_dtypes("MoE", x, self.w_router, self.b_router)
         expert_bias = None if self.expert_bias is None else self.expert_bias.to(score_dtype(x.dtype))
         logits, scores, ids, _, _ = ops.router(
-            x, w_router, b_router, expert_bias, token_mask, self.experts_per_token, self.scores, self.groups, self.top_groups,
-            self.renormalise, float(self.scale), self.logits_dtype == "input", self.backend or "automatic",
+            x, w_router, b_router, expert_bias, token_mask, self.experts_per_token, self.scores, self.groups,
+            self.top_groups, self.renormalise, float(self.scale), self.logits_dtype == "input",
+            self.backend or "automatic",
         )  # fmt: skip
         if self.rounding is not None and self.training:
             lists = F.round_tokens(
-                logits, self.experts_per_token, tile=self.tile, rounding=self.rounding, token_mask=token_mask, backend=self.backend
+                logits,
+                self.experts_per_token,
+                tile=self.tile,
+                rounding=self.rounding,
+                token_mask=token_mask,
+                backend=self.backend,
             )
         else:
             lists = F.build_index(ids, self.experts, backend=self.backend)
         return Routing(logits, ids, scores, lists)
 
     def update_expert_bias(self, rate: float = 1e-3, counts: Tensor | None = None) -> None:
-        """Moves expert_bias towards balance by the last call's counts, or by `counts` (E), for instance summed over ranks."""
+        """Moves expert_bias towards balance by the last call's counts, or by `counts` (E), for instance summed over
+        ranks.
+        """
         if self.expert_bias is None:
             raise InvalidArgument('MoE: update_expert_bias: expected scores="sigmoid_group", got ' + repr(self.scores))
         update_expert_bias(self.expert_bias, self.last_counts if counts is None else counts, rate)
 
     def _apply(self, fn, recurse=True):
-        """.to(bfloat16) is meant for weights: in bfloat16 the steps of expert_bias would vanish, so it stays in float32."""
+        """.to(bfloat16) is meant for weights: in bfloat16 the steps of expert_bias would vanish, so it stays in
+        float32.
+        """
         before = self.expert_bias
         super()._apply(fn, recurse)
         if before is not None and self.expert_bias.dtype != torch.float32:
@@ -193,7 +255,8 @@ class MoE(nn.Module):
 
     def extra_repr(self) -> str:
         return (
-            f"hidden={self.hidden}, width={self.width}, experts={self.experts}, experts_per_token={self.experts_per_token}, "
+            f"hidden={self.hidden}, width={self.width}, experts={self.experts}, "
+            f"experts_per_token={self.experts_per_token}, "
             f"scores={self.scores}, activation={self.activation}, save={self.save}"
         )
 

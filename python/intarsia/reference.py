@@ -1,7 +1,8 @@
 """The specification in eager torch: the same functions, dense over experts, in any dtype, differentiated by autograd.
 
-Written to be read. Every product runs over all tokens and the routing is a mask, so nothing here can go wrong in an index; it costs
-E/K times too much. It never touches the core. T tokens, H hidden, I width, E experts, K experts per token.
+Written to be read. Every product runs over all tokens and the routing is a mask, so nothing here can go wrong in an
+index; it costs E/K times too much. It never touches the core. T tokens, H hidden, I width, E experts, K experts per
+token.
 """
 
 import torch
@@ -9,8 +10,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 __all__ = [
-    "activate", "expert_weights", "load_balance_loss", "moe_mlp", "rounded_counts", "round_tokens", "route", "router_logits", "split_gate",
-    "update_expert_bias", "z_loss",
+    "activate",
+    "expert_weights",
+    "load_balance_loss",
+    "moe_mlp",
+    "round_tokens",
+    "rounded_counts",
+    "route",
+    "router_logits",
+    "split_gate",
+    "update_expert_bias",
+    "z_loss",
 ]  # fmt: skip
 
 
@@ -62,8 +72,22 @@ def expert_weights(w_up, w_down, b_up, activation: str, layout, transposed: bool
 # ---- the layer
 
 
-def moe_mlp(x, ids, scores, w_up, w_down, *, b_up=None, b_down=None, activation="swiglu", layout="concatenated", transposed=False,
-            score_on="output", addend=None, token_mask=None):  # fmt: skip
+def moe_mlp(
+    x,
+    ids,
+    scores,
+    w_up,
+    w_down,
+    *,
+    b_up=None,
+    b_down=None,
+    activation="swiglu",
+    layout="concatenated",
+    transposed=False,
+    score_on="output",
+    addend=None,
+    token_mask=None,
+):
     """y = addend + sum_k scores[:, k] * expert_{ids[:, k]}(x); `intarsia.moe_mlp` documents the arguments."""
     w_up, w_down, b_up = expert_weights(w_up, w_down, b_up, activation, layout, transposed)
     y = torch.zeros_like(x) if addend is None else addend
@@ -73,7 +97,9 @@ def moe_mlp(x, ids, scores, w_up, w_down, *, b_up=None, b_down=None, activation=
             if token_mask is not None:
                 chosen = chosen & token_mask
             s = torch.where(chosen, scores[:, k], 0).unsqueeze(1).to(x.dtype)  # (T, 1)
-            y = y + torch.where(chosen.unsqueeze(1), _expert(x, s, e, w_up, w_down, b_up, b_down, activation, score_on), 0)
+            y = y + torch.where(
+                chosen.unsqueeze(1), _expert(x, s, e, w_up, w_down, b_up, b_down, activation, score_on), 0
+            )
     return y
 
 
@@ -102,8 +128,18 @@ def top_k(values: Tensor, k: int) -> Tensor:
     return values.sort(dim=-1, descending=True, stable=True).indices[:, :k]
 
 
-def route(logits: Tensor, k: int, *, scores="softmax", expert_bias=None, groups=1, top_groups=1, renormalise=True, scale=1.0,
-          token_mask=None):  # fmt: skip
+def route(
+    logits: Tensor,
+    k: int,
+    *,
+    scores="softmax",
+    expert_bias=None,
+    groups=1,
+    top_groups=1,
+    renormalise=True,
+    scale=1.0,
+    token_mask=None,
+):
     """ids (T, k), scores (T, k); `intarsia.route` documents the families. NaN and masked tokens: ids -1, scores 0."""
     good = valid_tokens(logits, token_mask).unsqueeze(1)
     safe = torch.where(good, logits, 0)
@@ -156,10 +192,14 @@ def rounded_counts(counts: list[int], tile: int, rounding: str, cap: int) -> lis
 
 
 def round_tokens(logits: Tensor, k: int, *, tile=128, rounding="nearest", token_mask=None) -> Tensor:
-    """Token rounding as a mask: (T, E) bool, who goes where; the score of a pair is softmax(logits)[t, e]. (SonicMoE, section 5)"""
+    """Token rounding as a mask: (T, E) bool, who goes where; the score of a pair is softmax(logits)[t, e]. (SonicMoE,
+    section 5)
+    """
     good = valid_tokens(logits, token_mask)
     probability = torch.where(good.unsqueeze(1), logits, 0).softmax(1).detach()
-    top = torch.zeros_like(probability, dtype=torch.bool).scatter(1, top_k(torch.where(good.unsqueeze(1), logits, 0), k), True)
+    top = torch.zeros_like(probability, dtype=torch.bool).scatter(
+        1, top_k(torch.where(good.unsqueeze(1), logits, 0), k), True
+    )
     top &= good.unsqueeze(1)
     counts = rounded_counts(top.sum(0).tolist(), tile, rounding, int(good.sum()))
     mask = torch.zeros_like(top)
@@ -173,7 +213,9 @@ def round_tokens(logits: Tensor, k: int, *, tile=128, rounding="nearest", token_
 # ---- losses
 
 
-def load_balance_loss(logits: Tensor, ids: Tensor, *, normalisation="huggingface", scores="softmax", token_mask=None) -> Tensor:
+def load_balance_loss(
+    logits: Tensor, ids: Tensor, *, normalisation="huggingface", scores="softmax", token_mask=None
+) -> Tensor:
     """c * sum_e f_e P_e; c = E ("huggingface") or E / K ("megatron")."""
     experts, k = logits.shape[1], ids.shape[1]
     good = valid_tokens(logits, token_mask)

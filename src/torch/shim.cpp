@@ -58,7 +58,8 @@ DType dtype_of(AtenTensorHandle handle, const char* name) {
   if (code == aoti_torch_dtype_int32()) return DType::int32;
   if (code == aoti_torch_dtype_int64()) return DType::int64;
   if (code == aoti_torch_dtype_bool()) return DType::boolean;
-  throw InvalidArgument(std::string(name) + ": expected float32, bfloat16, float16, float64, int32, int64 or bool, got a tensor of " +
+  throw InvalidArgument(std::string(name) +
+                        ": expected float32, bfloat16, float16, float64, int32, int64 or bool, got a tensor of " +
                         "another dtype; convert it with .to(dtype)");
 }
 

@@ -1,4 +1,6 @@
-"""Settings of the Python tests. HYPOTHESIS_PROFILE=long draws more; the default keeps the whole suite within minutes."""
+"""Settings of the Python tests. HYPOTHESIS_PROFILE=long draws more; the default keeps the whole suite within
+minutes.
+"""
 
 import os
 

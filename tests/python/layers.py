@@ -1,7 +1,8 @@
 """Random expert layers for the tests: what is drawn, how it is run, and how results are judged.
 
-Judged per tensor: |got - ref| <= u * N in the Frobenius norm, ref in float64 from the very same inputs, u = 2^-7 for bf16, 2^-10 for
-fp16, 1e-6 for fp32, and N the norm of the same products over absolute values (rows of reports.md are held to at least this).
+Judged per tensor: |got - ref| <= u * N in the Frobenius norm, ref in float64 from the very same inputs, u = 2^-7 for
+bf16, 2^-10 for fp16, 1e-6 for fp32, and N the norm of the same products over absolute values (rows of reports.md are
+held to at least this).
 """
 
 from dataclasses import dataclass, replace
@@ -144,8 +145,8 @@ def results(function, inputs: dict, **keywords) -> dict:
     """y and every gradient, by name, of function(x, ids, scores, w_up, w_down, ...)."""
     v = dict(inputs)
     dy = v.pop("dy")
-    y = function(v["x"], v["ids"], v["scores"], v["w_up"], v["w_down"], b_up=v["b_up"], b_down=v["b_down"], addend=v["addend"],
-                 token_mask=v["token_mask"], **keywords)  # fmt: skip
+    y = function(v["x"], v["ids"], v["scores"], v["w_up"], v["w_down"], b_up=v["b_up"], b_down=v["b_down"],
+                 addend=v["addend"], token_mask=v["token_mask"], **keywords)  # fmt: skip
     leaves = {}
     for name, value in v.items():
         for suffix, t in zip(("", "[1]"), value if isinstance(value, tuple) else (value,), strict=False):
@@ -166,7 +167,7 @@ def expected(spec: Spec, inputs: dict, function=reference.moe_mlp, **keywords) -
 def magnitudes(spec: Spec, inputs: dict, function=reference.moe_mlp, **keywords) -> dict:
     """N of every result: the same products over absolute values, the activation replaced by a monotone bound of it."""
     positive = _map(inputs, lambda t: t.detach().double().abs().requires_grad_(t.requires_grad))
-    bound = ("reglu" if spec.gated else "relu2" if spec.activation == "relu2" else "relu")
+    bound = "reglu" if spec.gated else "relu2" if spec.activation == "relu2" else "relu"
     keywords = (keywords or spec.keywords) | {"activation": bound}
     if spec.activation == "clamped_swiglu":  # (up + 1) * ...
         positive = _map(positive, lambda t: (t.detach() + 0.5).requires_grad_(t.requires_grad))

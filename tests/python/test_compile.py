@@ -52,7 +52,8 @@ def test_routings_never_recompile(compiled):
     w_up, w_down = torch.randn(5, 12, 8, requires_grad=True), torch.randn(5, 8, 6, requires_grad=True)
     function, counter = compiled(lambda x, ids, s: intarsia.moe_mlp(x, ids, s, w_up, w_down))
     routings = (
-        torch.zeros(20, 2), torch.full((20, 2), -1), torch.randint(0, 5, (20, 2)), torch.randint(-2, 7, (20, 2)), torch.full((20, 2), 4)
+        torch.zeros(20, 2), torch.full((20, 2), -1), torch.randint(0, 5, (20, 2)), torch.randint(-2, 7, (20, 2)),
+        torch.full((20, 2), 4)
     )  # fmt: skip
     frames = None
     for ids in routings:
@@ -67,7 +68,11 @@ def test_functions_and_losses_compile(compiled):
         ids, scores = intarsia.route(logits, 2, scores="softmax")
         lists = intarsia.round_tokens(logits, 2, tile=4, rounding="stochastic", seed=7)
         aux = losses.load_balance_loss(logits, ids) + losses.z_loss(logits)
-        return intarsia.moe_mlp(x, lists, None, w_up, w_down) + intarsia.moe_mlp(x, ids, scores, w_up, w_down, save="input") + aux
+        return (
+            intarsia.moe_mlp(x, lists, None, w_up, w_down)
+            + intarsia.moe_mlp(x, ids, scores, w_up, w_down, save="input")
+            + aux
+        )
 
     function, _ = compiled(f, dynamic=True)
     for tokens in (6, 19):
@@ -93,7 +98,9 @@ def test_grouped_functions_compile(compiled):
 @pytest.mark.slow
 def test_inductor(compiled):
     """With its own code around ours, in bf16 under autocast too."""
-    layer = torch.nn.Sequential(torch.nn.RMSNorm(16), intarsia.MoE(16, 8, experts=6, experts_per_token=2), torch.nn.Linear(16, 16))
+    layer = torch.nn.Sequential(
+        torch.nn.RMSNorm(16), intarsia.MoE(16, 8, experts=6, experts_per_token=2), torch.nn.Linear(16, 16)
+    )
     function, _ = compiled(layer, "inductor", dynamic=True)
     for tokens in (5, 40):
         x = torch.randn(tokens, 16, requires_grad=True)

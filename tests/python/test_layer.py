@@ -4,7 +4,19 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from layers import GATED, PLAIN, ROUTINGS, Spec, assert_close, check_layer, draw_inputs, expected, magnitudes, results, specs
+from layers import (
+    GATED,
+    PLAIN,
+    ROUTINGS,
+    Spec,
+    assert_close,
+    check_layer,
+    draw_inputs,
+    expected,
+    magnitudes,
+    results,
+    specs,
+)
 
 import intarsia
 from intarsia import reference
@@ -103,12 +115,18 @@ def test_grouped_gemm(counts, n, m, transposed, dtype):
     weight = torch.randn(e, *((m, n) if transposed else (n, m))).to(dtype).requires_grad_()
     dout = torch.randn(used + 3, n).to(dtype)
     out = intarsia.grouped_gemm(rows, offsets, weight, transposed=transposed)
-    got = dict(zip(("drows", "dweight"), torch.autograd.grad(out, (rows, weight), dout), strict=True)) | {"out": out.detach()}
+    got = dict(zip(("drows", "dweight"), torch.autograd.grad(out, (rows, weight), dout), strict=True)) | {
+        "out": out.detach()
+    }
 
     def dense(rows, weight, dout):
         weight = weight.transpose(1, 2) if transposed else weight  # (E, N, M)
         of = torch.repeat_interleave(torch.arange(e), torch.tensor(counts))
-        out, drows, dweight = torch.zeros(used + 3, n).double(), torch.zeros(used + 3, m).double(), torch.zeros_like(weight)
+        out, drows, dweight = (
+            torch.zeros(used + 3, n).double(),
+            torch.zeros(used + 3, m).double(),
+            torch.zeros_like(weight),
+        )
         for i in range(e):
             mine = (of == i).nonzero().squeeze(1)
             out[mine], drows[mine] = rows[mine] @ weight[i].T, dout[mine] @ weight[i]
@@ -134,8 +152,8 @@ def test_token_rounding_through_the_whole_layer(rounding, score_on):
     """y and the gradients, down to the logits, of the specification run over the rounded pairs."""
     t, h, i, e, k = 37, 12, 10, 5, 2
     g = torch.Generator().manual_seed(int(torch.randint(2**31, ())))
-    tensors = {n: torch.randn(*s, generator=g).requires_grad_() for n, s in
-               {"x": (t, h), "logits": (t, e), "w_up": (e, 2 * i, h), "w_down": (e, h, i), "b_down": (e, h)}.items()}  # fmt: skip
+    shapes = {"x": (t, h), "logits": (t, e), "w_up": (e, 2 * i, h), "w_down": (e, h, i), "b_down": (e, h)}
+    tensors = {n: torch.randn(*s, generator=g).requires_grad_() for n, s in shapes.items()}
     v = tensors
     lists = intarsia.round_tokens(v["logits"], k, tile=8, rounding=rounding, seed=3)
     y = intarsia.moe_mlp(v["x"], lists, None, v["w_up"], v["w_down"], b_down=v["b_down"], score_on=score_on)
@@ -147,7 +165,9 @@ def test_token_rounding_through_the_whole_layer(rounding, score_on):
     chosen[token, expert] = True
     d = {n: x.detach().double().requires_grad_() for n, x in tensors.items()}
     ids = torch.where(chosen, torch.arange(e), -1)
-    ref = reference.moe_mlp(d["x"], ids, d["logits"].softmax(1), d["w_up"], d["w_down"], b_down=d["b_down"], score_on=score_on)
+    ref = reference.moe_mlp(
+        d["x"], ids, d["logits"].softmax(1), d["w_up"], d["w_down"], b_down=d["b_down"], score_on=score_on
+    )
     torch.testing.assert_close(y.double(), ref, rtol=1e-5, atol=1e-5)
     for name, a, b in zip(v, got, torch.autograd.grad(ref, list(d.values()), dy.double()), strict=True):
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4, msg=lambda m, name=name: f"d{name}: {m}")

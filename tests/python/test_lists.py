@@ -18,7 +18,13 @@ def test_worked_example():
     assert lists.counts().tolist() == [3, 2, 2, 3]
 
 
-@given(st.integers(0, 200), st.integers(1, 12), st.integers(1, 50), st.booleans(), st.sampled_from([torch.int32, torch.int64]))
+@given(
+    st.integers(0, 200),
+    st.integers(1, 12),
+    st.integers(1, 50),
+    st.booleans(),
+    st.sampled_from([torch.int32, torch.int64]),
+)
 def test_build_index(tokens, k, experts, masked, dtype):
     """Against a stable sort, with duplicates and sentinels; positions unique and dense. reports.md 87, 99"""
     ids = torch.randint(-2, experts + 2, (tokens, k)).to(dtype)
@@ -69,7 +75,9 @@ def check_lists(lists, want, logits):
     torch.testing.assert_close(lists.row_score[:rows], logits.softmax(1)[token, expert])
     assert (lists.row_score[rows:] == 0).all()
     assert torch.equal(lists.token_offsets.diff().long(), want.sum(1))
-    assert torch.equal(token[lists.token_rows[:rows].long()], torch.repeat_interleave(torch.arange(tokens), want.sum(1)))
+    assert torch.equal(
+        token[lists.token_rows[:rows].long()], torch.repeat_interleave(torch.arange(tokens), want.sum(1))
+    )
     assert torch.equal(lists.token_rows[lists.row_slot[:rows].long()].long(), torch.arange(rows))
 
 

@@ -13,7 +13,9 @@ from intarsia.ops import layer as layer_ops
 
 
 def saved_tensors(function, weights=()):
-    """What autograd holds after function(), parameters excluded: {storage pointer: bytes}, and how many tensors were packed."""
+    """What autograd holds after function(), parameters excluded: {storage pointer: bytes}, and how many tensors were
+    packed.
+    """
     held, count = {}, 0
     parameters = {w.untyped_storage().data_ptr() for w in weights}
 
@@ -39,7 +41,9 @@ SIZES = {"tokens": 96, "hidden": 32, "width": 24, "experts": 8, "experts_per_tok
 def test_saved_bytes_are_planned_bytes(save, scores, dtype):
     """Router and experts: measured by saved-tensor hooks, planned by the core, bounded by 2TH + 4RI + 20R + 8(E+1)."""
     s = SIZES
-    layer = intarsia.MoE(s["hidden"], s["width"], s["experts"], s["experts_per_token"], scores=scores, save=save, dtype=dtype)
+    layer = intarsia.MoE(
+        s["hidden"], s["width"], s["experts"], s["experts_per_token"], scores=scores, save=save, dtype=dtype
+    )
     x = torch.randn(s["tokens"], s["hidden"], dtype=dtype, requires_grad=True)
     y, held, _ = saved_tensors(lambda: layer(x), layer.parameters())
     plan = _core.plan(**s, dtype=str(dtype).removeprefix("torch."), save=save, router=scores, has_router=True)
@@ -57,8 +61,8 @@ def test_saved_bytes_of_rounded_lists_are_planned_bytes():
     lists = intarsia.round_tokens(logits, k, tile=tile)
     x, w = torch.randn(50, 16, requires_grad=True), (torch.randn(6, 24, 16), torch.randn(6, 16, 12))
     _, held, _ = saved_tensors(lambda: intarsia.moe_mlp(x, lists, None, *w), w)
-    plan = _core.plan(tokens=50, hidden=16, width=12, experts=6, experts_per_token=k, rows=lists.row_token.numel(), dtype="float32",
-                      token_rows=True)  # fmt: skip
+    sizes = {"tokens": 50, "hidden": 16, "width": 12, "experts": 6, "experts_per_token": k}
+    plan = _core.plan(**sizes, rows=lists.row_token.numel(), dtype="float32", token_rows=True)
     assert held == plan["saved_bytes"]
 
 
@@ -130,14 +134,20 @@ def test_save_modes_give_the_same_bits():
 def one_layer():
     inputs = draw_inputs(Spec(tokens=30))
     leaves = [inputs[n] for n in ("x", "scores", "w_up", "w_down")]
-    return inputs, leaves, lambda **k: intarsia.moe_mlp(inputs["x"], inputs["ids"], inputs["scores"], inputs["w_up"], inputs["w_down"], **k)
+    return (
+        inputs,
+        leaves,
+        lambda **k: intarsia.moe_mlp(
+            inputs["x"], inputs["ids"], inputs["scores"], inputs["w_up"], inputs["w_down"], **k
+        ),
+    )
 
 
 def test_second_backward_is_an_error_in_words():
     _, leaves, run = one_layer()
     y = run()
     torch.autograd.grad(y.sum(), leaves)
-    with pytest.raises(intarsia.Error, match="second backward.*retain_graph=True"):
+    with pytest.raises(intarsia.Error, match=r"second backward.*retain_graph=True"):
         torch.autograd.grad(y.sum(), leaves)
 
 
@@ -167,7 +177,10 @@ def test_backward_in_two_passes_equals_one():
     finally:
         layer_ops._run_backward = original
     assert all(torch.equal(a, b) for a, b in zip(joint, apart, strict=True))
-    assert needs == [([True, True, False, False, False, False, False], False), ([False, False, True, False, True, False, False], True)]
+    assert needs == [
+        ([True, True, False, False, False, False, False], False),
+        ([False, False, True, False, True, False, False], True),
+    ]
 
 
 # ---- recomputation
@@ -237,8 +250,20 @@ def test_two_python_threads_at_once():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("scaler", [False, True])
 def test_autocast(weights, dtype, scaler):
-    """fp32 x with fp32 or bf16 weights; the output has autocast's dtype, gradients their parameters'. reports.md 102, 103"""
-    layer = intarsia.MoE(16, 12, experts=4, experts_per_token=2, bias=True, router_bias=True, shared_width=8, shared_gated=True, dtype=weights)
+    """fp32 x with fp32 or bf16 weights; the output has autocast's dtype, gradients their parameters'. reports.md 102,
+    103
+    """
+    layer = intarsia.MoE(
+        16,
+        12,
+        experts=4,
+        experts_per_token=2,
+        bias=True,
+        router_bias=True,
+        shared_width=8,
+        shared_gated=True,
+        dtype=weights,
+    )
     x = torch.randn(20, 16, requires_grad=True)
     with torch.autocast("cpu", dtype=dtype):
         y = layer(x)
@@ -264,7 +289,9 @@ def test_autocast(weights, dtype, scaler):
 def test_output_has_the_dtype_of_the_input(dtype, scores):
     """Whatever the dtype of the scores. reports.md 106"""
     ids, s = torch.randint(0, 4, (9, 2)), torch.rand(9, 2).to(scores).requires_grad_()
-    y = intarsia.moe_mlp(torch.randn(9, 8, dtype=dtype), ids, s, torch.randn(4, 12, 8, dtype=dtype), torch.randn(4, 8, 6, dtype=dtype))
+    y = intarsia.moe_mlp(
+        torch.randn(9, 8, dtype=dtype), ids, s, torch.randn(4, 12, 8, dtype=dtype), torch.randn(4, 8, 6, dtype=dtype)
+    )
     assert y.dtype == dtype
     y.float().sum().backward()
     assert s.grad.dtype == scores
@@ -282,7 +309,9 @@ def test_router_in_float32_does_not_leak_into_a_bf16_layer():
 
 
 def test_fp16_overflows_to_inf_and_never_to_nan_from_finite_products():
-    """Gradients of 1e4 in fp16: what exceeds 65504 is inf, which a GradScaler sees; sums of finite terms stay finite. reports.md 105"""
+    """Gradients of 1e4 in fp16: what exceeds 65504 is inf, which a GradScaler sees; sums of finite terms stay finite.
+    reports.md 105
+    """
     inputs = draw_inputs(Spec(tokens=30, hidden=16, width=8, dtype=torch.float16, seed=11))
     inputs["dy"] = torch.full_like(inputs["dy"], 1e4)
     got = results(intarsia.moe_mlp, inputs)
@@ -319,7 +348,11 @@ def test_a_frozen_input_gets_no_gradient_and_changes_no_other(frozen):
 def test_lora_built_outside(backend):
     """w_up = base + B A: gradients of A and B are those of the chain rule on the dense gradient. reports.md 108"""
     e, h, i, rank = 4, 16, 8, 3
-    base, a, b = torch.randn(e, 2 * i, h), torch.randn(e, rank, h, requires_grad=True), torch.randn(e, 2 * i, rank, requires_grad=True)
+    base, a, b = (
+        torch.randn(e, 2 * i, h),
+        torch.randn(e, rank, h, requires_grad=True),
+        torch.randn(e, 2 * i, rank, requires_grad=True),
+    )
     x, ids, s, w_down = torch.randn(20, h), torch.randint(0, e, (20, 2)), torch.rand(20, 2), torch.randn(e, h, i)
     intarsia.moe_mlp(x, ids, s, base + b @ a, w_down, backend=backend).square().sum().backward()
     dense = (base + b @ a).detach().requires_grad_()

@@ -21,8 +21,8 @@ def specification(layer, x, mask=None):
         top_groups=layer.top_groups, renormalise=layer.renormalise, scale=layer.scale, token_mask=mask,
     )  # fmt: skip
     y = reference.moe_mlp(
-        x, ids, scores, p["w_up"], p["w_down"], b_up=p.get("b_up"), b_down=p.get("b_down"), activation=layer.activation,
-        layout=layer.layout, transposed=layer.transposed, score_on=layer.score_on,
+        x, ids, scores, p["w_up"], p["w_down"], b_up=p.get("b_up"), b_down=p.get("b_down"),
+        activation=layer.activation, layout=layer.layout, transposed=layer.transposed, score_on=layer.score_on,
     )  # fmt: skip
     if layer.shared is not None:
         shared = reference.activate(x @ p["shared.w_up"].T, layer.activation) @ p["shared.w_down"].T
@@ -192,13 +192,17 @@ def test_mixtral_qwen_and_olmoe_conventions(scores, renormalise):
     """reports.md 58"""
     layer = intarsia.MoE(24, 16, experts=6, experts_per_token=2, scores=scores)
     x = torch.randn(40, 24)
-    torch.testing.assert_close(layer(x), hugging_face_block(x, layer.w_router, layer.w_up, layer.w_down, 2, renormalise), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        layer(x), hugging_face_block(x, layer.w_router, layer.w_up, layer.w_down, 2, renormalise), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_gpt_oss_convention():
     """Interleaved gate and up columns, [in, out] weights, biases, clamp, top-k then softmax. reports.md 58"""
     e, h, i, k = 4, 12, 8, 2
-    layer = intarsia.MoE(h, i, e, k, activation="clamped_swiglu", layout="interleaved", transposed=True, bias=True, router_bias=True)
+    layer = intarsia.MoE(
+        h, i, e, k, activation="clamped_swiglu", layout="interleaved", transposed=True, bias=True, router_bias=True
+    )
     for p in layer.parameters():
         nn.init.normal_(p)
     x = torch.randn(20, h)

@@ -25,7 +25,9 @@ def lists():
 
 
 def csr():
-    return intarsia.round_tokens(torch.randn(T, E), K, tile=1)  # as many rows as the lists hold: opcheck compares all of z
+    return intarsia.round_tokens(
+        torch.randn(T, E), K, tile=1
+    )  # as many rows as the lists hold: opcheck compares all of z
 
 
 OFFSETS = torch.tensor([0, 3, 3, 5, 9], dtype=torch.int32)
@@ -34,10 +36,15 @@ OFFSETS = torch.tensor([0, 3, 3, 5, 9], dtype=torch.int32)
 def layer_arguments(grad=True, save_z=True, biases=False, rounded=False, second=False):
     some = csr() if rounded else None
     scores = (some.row_score if rounded else torch.rand(T, K)).requires_grad_(grad)
-    w_up, w_second = (rand(E, I, H, grad=grad), rand(E, I, H, grad=grad)) if second else (rand(E, 2 * I, H, grad=grad), None)
+    w_up, w_second = (
+        (rand(E, I, H, grad=grad), rand(E, I, H, grad=grad)) if second else (rand(E, 2 * I, H, grad=grad), None)
+    )
     b_up, b_down = (rand(E, 2 * I, grad=grad), rand(E, H, grad=grad)) if biases else (None, None)
-    return (rand(T, H, grad=grad), *(some[:6] if rounded else lists()), scores, w_up, w_second, 0, False, rand(E, H, I, grad=grad), False,
-            b_up, b_down, rand(T, H, grad=grad) if biases else None, "swiglu", "output", save_z, False, AUTO)  # fmt: skip
+    return (
+        rand(T, H, grad=grad), *(some[:6] if rounded else lists()), scores, w_up, w_second, 0, False,
+        rand(E, H, I, grad=grad), False, b_up, b_down, rand(T, H, grad=grad) if biases else None, "swiglu", "output",
+        save_z, False, AUTO,
+    )  # fmt: skip
 
 
 def layer_backward_arguments():
@@ -51,13 +58,17 @@ def cases():
     ids, scores = intarsia.route(torch.randn(T, E), K)
     yield "router_logits", lambda: (rand(T, H), rand(E, H), rand(E), False, AUTO)
     yield "router_logits", lambda: (rand(T, H), rand(E, H), None, True, AUTO)
-    yield "router_logits_backward", lambda: (rand(T, E, grad=False), rand(T, H, grad=False), rand(E, H, grad=False), None, True, True, False, AUTO)
+    yield (
+        "router_logits_backward",
+        lambda: (rand(T, E, grad=False), rand(T, H, grad=False), rand(E, H, grad=False), None, True, True, False, AUTO),
+    )
     for kind in ("softmax", "softmax_renorm", "sigmoid_group", "sigmoid"):
         options = (None, None, K, kind, 2, 1, True, 1.0)
         yield "route", lambda o=options: (rand(T, E), *o, AUTO)
         yield "router", lambda o=options: (rand(T, H), rand(E, H), rand(E), *o, False, AUTO)
     yield "route_backward", lambda: (
-        rand(T, K, grad=False), scores, ids, None, rand(T, E, grad=False), None, None, None, "softmax", True, 1.0, T, E, torch.float32, AUTO
+        rand(T, K, grad=False), scores, ids, None, rand(T, E, grad=False), None, None, None, "softmax", True, 1.0, T,
+        E, torch.float32, AUTO
     )  # fmt: skip
     yield "build_index", lambda: (ids, None, E, AUTO)
     yield "round_tokens", lambda: (rand(T, E), None, K, 4, "nearest", 0, AUTO)
@@ -68,14 +79,19 @@ def cases():
     yield "layer_backward", layer_backward_arguments
     yield "grouped_gemm", lambda: (rand(T + 1, H), OFFSETS, rand(E, 5, H), False, AUTO)
     yield "grouped_gemm_backward", lambda: (
-        rand(T + 1, 5, grad=False), rand(T + 1, H, grad=False), OFFSETS, rand(E, H, 5, grad=False), True, True, True, AUTO
+        rand(T + 1, 5, grad=False), rand(T + 1, H, grad=False), OFFSETS, rand(E, H, 5, grad=False), True, True, True,
+        AUTO
     )  # fmt: skip
     yield "load_balance_loss", lambda: (rand(T, E), ids, None, "softmax", "megatron", AUTO)
     yield "load_balance_loss_backward", lambda: (
-        rand(1, grad=False), rand(T, E, grad=False), None, torch.rand(E), torch.full((1,), float(T)), K, "sigmoid", "huggingface", AUTO
+        rand(1, grad=False), rand(T, E, grad=False), None, torch.rand(E), torch.full((1,), float(T)), K, "sigmoid",
+        "huggingface", AUTO
     )  # fmt: skip
     yield "z_loss", lambda: (rand(T, E), None, AUTO)
-    yield "z_loss_backward", lambda: (rand(1, grad=False), rand(T, E, grad=False), None, torch.full((1,), float(T)), AUTO)
+    yield (
+        "z_loss_backward",
+        lambda: (rand(1, grad=False), rand(T, E, grad=False), None, torch.full((1,), float(T)), AUTO),
+    )
 
 
 CASES = list(cases())
@@ -106,7 +122,9 @@ def double(*shape):
 
 
 @pytest.mark.parametrize("score_on", ["output", "inside", "input"])
-@pytest.mark.parametrize("activation", ["swiglu", "geglu", "geglu_tanh", "clamped_swiglu", "silu", "gelu", "gelu_tanh", "relu2"])
+@pytest.mark.parametrize(
+    "activation", ["swiglu", "geglu", "geglu_tanh", "clamped_swiglu", "silu", "gelu", "gelu_tanh", "relu2"]
+)
 def test_gradcheck_of_the_layer(activation, score_on):
     g = 2 if activation in ("swiglu", "geglu", "geglu_tanh", "clamped_swiglu") else 1
     ids = torch.rand(5, 3).argsort(1)[:, :2]
@@ -134,9 +152,8 @@ def test_gradcheck_of_the_rest():
     assert torch.autograd.gradcheck(lambda v: intarsia.round_tokens(v, 2, tile=4).row_score, double(9, 4))
     assert torch.autograd.gradcheck(lambda r, w: intarsia.grouped_gemm(r, OFFSETS, w), (double(10, 3), double(4, 5, 3)))
     offsets = torch.tensor([0, 2, 2, 5])
-    assert torch.autograd.gradcheck(
-        lambda r, s, u, d: intarsia.grouped_mlp(r, offsets, u, d, row_scores=s), (double(6, 3), double(6), double(3, 8, 3), double(3, 3, 4))
-    )  # fmt: skip
+    inputs = (double(6, 3), double(6), double(3, 8, 3), double(3, 3, 4))
+    assert torch.autograd.gradcheck(lambda r, s, u, d: intarsia.grouped_mlp(r, offsets, u, d, row_scores=s), inputs)
 
 
 # ---- second derivatives
@@ -213,7 +230,9 @@ def test_wrong_arguments_are_named(changes, words):
 def test_offsets_of_wrong_length_name_both_numbers():
     """reports.md 48"""
     with pytest.raises(ValueError, match=r"(?s)4.*3|3.*4") as info:
-        intarsia.grouped_mlp(torch.randn(6, H), torch.tensor([0, 2, 4, 5, 6]), torch.randn(3, 2 * I, H), torch.randn(3, H, I))
+        intarsia.grouped_mlp(
+            torch.randn(6, H), torch.tensor([0, 2, 4, 5, 6]), torch.randn(3, 2 * I, H), torch.randn(3, H, I)
+        )
     assert "expert_offsets" in str(info.value)
 
 
@@ -240,8 +259,10 @@ def test_weight_gradient_of_an_empty_expert():
     dy, a = torch.randn(7, 5), torch.randn(7, 6)
     for accumulate, empty in ((False, 0.0), (True, 7.0)):
         dw = torch.full((3, 5, 6), 7.0)
-        _core.run("down_weight_backward", dy=dy, a_scaled=a, expert_offsets=offsets, accumulate=accumulate, grad_scale=1.0, dw_down=dw,
-                  dw_down_transposed=False)  # fmt: skip
+        _core.run(
+            "down_weight_backward", dy=dy, a_scaled=a, expert_offsets=offsets, accumulate=accumulate, grad_scale=1.0,
+            dw_down=dw, dw_down_transposed=False,
+        )  # fmt: skip
         assert (dw[1] == empty).all()
         torch.testing.assert_close(dw[0], dy[:4].T @ a[:4] + empty, rtol=1e-5, atol=1e-5)
 
@@ -261,7 +282,9 @@ def test_outputs_are_written_whole():
 
 
 def test_explain_speaks():
-    text = intarsia.explain("router_logits", {"x": torch.randn(3, 4), "w_router": torch.randn(2, 4), "logits": torch.empty(3, 2)})
+    text = intarsia.explain(
+        "router_logits", {"x": torch.randn(3, 4), "w_router": torch.randn(2, 4), "logits": torch.empty(3, 2)}
+    )
     assert "cpu" in text.lower()
 
 
@@ -304,7 +327,8 @@ def test_the_c_interface_serves_the_same_operators():
     files = [str(here / name) for name in ("test_ops.py", "test_layer.py", "test_router.py", "test_lists.py")]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header", *files],
-        env=os.environ | {"INTARSIA_BINDING": "c", "HYPOTHESIS_PROFILE": "smoke"}, capture_output=True, text=True, check=False,
+        env=os.environ | {"INTARSIA_BINDING": "c", "HYPOTHESIS_PROFILE": "smoke"}, capture_output=True, text=True,
+        check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
 

@@ -40,15 +40,18 @@ def test_route(family, tokens, experts, data):
         groups = data.draw(st.sampled_from([n for n in range(1, experts + 1) if experts % n == 0]))
         least = -(-k // (experts // groups))
         options |= {
-            "groups": groups, "top_groups": data.draw(st.integers(least, groups)), "scale": data.draw(st.sampled_from([1.0, 2.5])),
-            "renormalise": data.draw(st.booleans()), "expert_bias": torch.randn(experts) * 0.1,
+            "groups": groups, "top_groups": data.draw(st.integers(least, groups)),
+            "scale": data.draw(st.sampled_from([1.0, 2.5])), "renormalise": data.draw(st.booleans()),
+            "expert_bias": torch.randn(experts) * 0.1,
         }  # fmt: skip
     if data.draw(st.booleans()):
         options["token_mask"] = torch.rand(tokens) < 0.7
     agree(*route_both(torch.randn(tokens, experts), k, **options))
 
 
-@pytest.mark.parametrize("experts", [1, 2, 3, 5, 16, 60, 96, 127, 128, 129, 160, 255, 256, 384, 512, 1023, 1024, 1025, 2048])
+@pytest.mark.parametrize(
+    "experts", [1, 2, 3, 5, 16, 60, 96, 127, 128, 129, 160, 255, 256, 384, 512, 1023, 1024, 1025, 2048]
+)
 def test_any_number_of_experts_and_tokens(experts):
     """Ids, weights, counts and offsets over E and T that no block size divides. reports.md 25, 27, 28, 29"""
     for tokens in (1, 15, 16, 17, 31, 33, 300):
@@ -104,7 +107,9 @@ def test_bad_logits_stay_in_their_token(family, bad):
 
 @pytest.mark.parametrize("family", ["softmax_renorm", "sigmoid_group"])
 def test_renormalising_never_divides_by_zero(family):
-    """All logits -60 or -1000: finite scores and gradients, summing to 1 where the sum can be formed. reports.md 75, 79"""
+    """All logits -60 or -1000: finite scores and gradients, summing to 1 where the sum can be formed. reports.md 75,
+    79
+    """
     for value in (-60.0, -1000.0):
         logits = torch.full((3, 8), value, requires_grad=True)
         _, scores = intarsia.route(logits, 2, scores=family)
@@ -127,8 +132,14 @@ def test_mask_takes_tokens_out():
     assert layer.last_counts.sum() == 2 * mask.sum()
 
 
-@given(st.integers(0, 60), st.integers(1, 70), st.integers(1, 20), st.booleans(),
-       st.sampled_from([torch.float32, torch.bfloat16, torch.float16]), st.sampled_from(["float32", "input"]))  # fmt: skip
+@given(
+    st.integers(0, 60),
+    st.integers(1, 70),
+    st.integers(1, 20),
+    st.booleans(),
+    st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    st.sampled_from(["float32", "input"]),
+)
 def test_router_logits(tokens, hidden, experts, bias, dtype, logits_dtype):
     """Logits and their three gradients; float32 accumulation, one rounding."""
     unit = 2e-6 if logits_dtype == "float32" or dtype == torch.float32 else 2**-7
@@ -143,9 +154,16 @@ def test_router_logits(tokens, hidden, experts, bias, dtype, logits_dtype):
     scale = reference.router_logits(*(t.abs() for t in doubles)).norm()
     assert (logits.double() - ref).norm() <= unit * scale
     d = torch.randn_like(logits)
-    for t, got, want in zip(leaves, torch.autograd.grad(logits, leaves, d), torch.autograd.grad(ref, doubles, d.double()), strict=True):
+    for t, got, want in zip(
+        leaves, torch.autograd.grad(logits, leaves, d), torch.autograd.grad(ref, doubles, d.double()), strict=True
+    ):
         assert got.dtype == t.dtype
-        torch.testing.assert_close(got.double(), want, rtol=2**-7 if dtype != torch.float32 else 1e-4, atol=2e-2 if dtype != torch.float32 else 1e-4)
+        torch.testing.assert_close(
+            got.double(),
+            want,
+            rtol=2**-7 if dtype != torch.float32 else 1e-4,
+            atol=2e-2 if dtype != torch.float32 else 1e-4,
+        )
 
 
 def test_one_operator_for_the_router_is_the_two():
@@ -234,7 +252,9 @@ def test_sigmoid_probabilities_cannot_cheat_the_loss():
     """All logits -60: the normalised probabilities still sum to 1. reports.md 79"""
     logits = torch.full((10, 4), -60.0)
     ids = torch.arange(10).unsqueeze(1) % 4
-    assert losses.load_balance_loss(logits, ids, scores="sigmoid", normalisation="megatron").item() == pytest.approx(1.0, rel=1e-5)
+    assert losses.load_balance_loss(logits, ids, scores="sigmoid", normalisation="megatron").item() == pytest.approx(
+        1.0, rel=1e-5
+    )
 
 
 def test_bias_update_moves_towards_balance():

@@ -8,6 +8,6 @@ from .router import route, route_backward, router, router_logits, router_logits_
 
 __all__ = [
     "build_index", "grouped_gemm", "grouped_gemm_backward", "layer_backward", "layer_forward", "load_balance_loss",
-    "load_balance_loss_backward", "round_tokens", "route", "route_backward", "router", "router_logits", "router_logits_backward",
-    "z_loss", "z_loss_backward",
+    "load_balance_loss_backward", "round_tokens", "route", "route_backward", "router", "router_logits",
+    "router_logits_backward", "z_loss", "z_loss_backward",
 ]  # fmt: skip

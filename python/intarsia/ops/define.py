@@ -1,4 +1,6 @@
-"""How a functional operator is made: schema, body, fake kernel, autograd. Its raw counterpart of the same name has overload .out."""
+"""How a functional operator is made: schema, body, fake kernel, autograd. Its raw counterpart of the same name has
+overload .out.
+"""
 
 from collections.abc import Callable
 
@@ -8,11 +10,13 @@ from .. import _core
 from ..errors import Unsupported
 
 
-def define(schema: str, kernel: Callable, fake: Callable, setup: Callable | None = None, backward: Callable | None = None):
+def define(
+    schema: str, kernel: Callable, fake: Callable, setup: Callable | None = None, backward: Callable | None = None
+):
     """Registers intarsia::<name> and returns the operator.
 
-    `kernel` allocates the outputs and calls the raw operator; `fake` gives their shapes alone. Without `backward` a gradient
-    through the operator is refused in a sentence (or there is none to give, for integer outputs).
+    `kernel` allocates the outputs and calls the raw operator; `fake` gives their shapes alone. Without `backward` a
+    gradient through the operator is refused in a sentence (or there is none to give, for integer outputs).
     """
     name = schema.partition("(")[0]
     library, qualified = _core.library, f"intarsia::{name}"
@@ -27,7 +31,7 @@ def define(schema: str, kernel: Callable, fake: Callable, setup: Callable | None
 
 def _refuse(name: str):
     if name.endswith("_backward"):
-        text = f"{name}: second derivatives are not implemented; call backward() or autograd.grad() without create_graph=True"
+        text = f"{name}: second derivatives are not implemented; call backward() or grad() without create_graph=True"
     else:
         text = f"{name}: its outputs have no gradient; detach them"
 

@@ -5,7 +5,8 @@ import torch
 from .._core import run
 from .define import define, nothing, wanted
 
-# The core reads these row buffers with unit stride along a row. Rows past the last offset belong to no expert: their results are zeros, so fresh memory never reaches the caller.
+# The core reads these row buffers with unit stride along a row. Rows past the last offset belong to no expert: their
+# results are zeros, so fresh memory never reaches the caller.
 
 
 def _dense(rows):
@@ -15,8 +16,8 @@ def _dense(rows):
 def _forward(rows, expert_offsets, weight, transposed, backend):
     out = rows.new_zeros((rows.shape[0], weight.shape[2 if transposed else 1]))
     run(
-        "down_forward", a=_dense(rows), expert_offsets=expert_offsets, w_down=weight, w_down_transposed=transposed, score_on="output",
-        rows=out, backend=backend,
+        "down_forward", a=_dense(rows), expert_offsets=expert_offsets, w_down=weight, w_down_transposed=transposed,
+        score_on="output", rows=out, backend=backend,
     )  # fmt: skip
     return out
 
@@ -30,14 +31,14 @@ def _backward(dout, rows, expert_offsets, weight, transposed, need_rows, need_we
     if need_rows:
         drows = rows.new_zeros(rows.shape)
         run(
-            "up_backward", dz=_dense(dout), expert_offsets=expert_offsets, w_up=weight, w_up_gate_block=0, w_up_transposed=transposed,
-            dx_rows=drows, backend=backend,
+            "up_backward", dz=_dense(dout), expert_offsets=expert_offsets, w_up=weight, w_up_gate_block=0,
+            w_up_transposed=transposed, dx_rows=drows, backend=backend,
         )  # fmt: skip
     if need_weight:
         dweight = torch.empty_like(weight)
         run(
-            "down_weight_backward", dy=dout, a_scaled=_dense(rows), expert_offsets=expert_offsets, accumulate=False, grad_scale=1.0,
-            dw_down=dweight, dw_down_transposed=transposed, backend=backend,
+            "down_weight_backward", dy=dout, a_scaled=_dense(rows), expert_offsets=expert_offsets, accumulate=False,
+            grad_scale=1.0, dw_down=dweight, dw_down_transposed=transposed, backend=backend,
         )  # fmt: skip
     return drows, dweight
 
@@ -50,7 +51,8 @@ def _backward_fake(dout, rows, expert_offsets, weight, transposed, need_rows, ne
 
 
 grouped_gemm_backward = define(
-    "grouped_gemm_backward(Tensor dout, Tensor rows, Tensor expert_offsets, Tensor weight, bool transposed, bool need_rows, "
+    "grouped_gemm_backward(Tensor dout, Tensor rows, Tensor expert_offsets, Tensor weight, bool transposed, bool "
+    "need_rows, "
     "bool need_weight, str backend) -> (Tensor, Tensor)",
     _backward,
     _backward_fake,

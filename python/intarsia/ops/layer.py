@@ -9,18 +9,30 @@ from .define import define, nothing, wanted
 
 GATED = ("swiglu", "geglu", "geglu_tanh", "reglu", "clamped_swiglu")
 
-_LISTS = "Tensor expert_offsets, Tensor? row_token, Tensor? row_slot, Tensor? slot_row, Tensor? token_offsets, Tensor? token_rows"
+_LISTS = (
+    "Tensor expert_offsets, Tensor? row_token, Tensor? row_slot, Tensor? slot_row, Tensor? token_offsets, "
+    "Tensor? token_rows"
+)
 _WEIGHTS = (
-    "Tensor w_up, Tensor? w_up_second, int w_up_gate_block, bool w_up_transposed, Tensor w_down, bool w_down_transposed, "
+    "Tensor w_up, Tensor? w_up_second, int w_up_gate_block, bool w_up_transposed, Tensor w_down, bool "
+    "w_down_transposed, "
     "Tensor? b_up, Tensor? b_down"
 )
 FORWARD_NAMES = (
-    "x", "expert_offsets", "row_token", "row_slot", "slot_row", "token_offsets", "token_rows", "scores", "w_up", "w_up_second",
-    "w_up_gate_block", "w_up_transposed", "w_down", "w_down_transposed", "b_up", "b_down", "addend", "activation", "score_on",
-    "save_z", "overwrite_z", "backend",
+    "x", "expert_offsets", "row_token", "row_slot", "slot_row", "token_offsets", "token_rows", "scores", "w_up",
+    "w_up_second", "w_up_gate_block", "w_up_transposed", "w_down", "w_down_transposed", "b_up", "b_down", "addend",
+    "activation", "score_on", "save_z", "overwrite_z", "backend",
 )  # fmt: skip
 _SHARED_NAMES = tuple(n for n in FORWARD_NAMES if n not in ("addend", "save_z", "overwrite_z"))  # with layer_backward
-_DIFFERENTIABLE = ("x", "scores", "w_up", "w_up_second", "w_down", "b_up", "b_down")  # layer_backward's outputs, in order
+_DIFFERENTIABLE = (
+    "x",
+    "scores",
+    "w_up",
+    "w_up_second",
+    "w_down",
+    "b_up",
+    "b_down",
+)  # layer_backward's outputs, in order
 _GRADIENT_NAMES = ("dx", "dscores", "dw_up", "dw_up_second", "dw_down", "db_up", "db_down")
 
 
@@ -29,7 +41,8 @@ def z_width(activation: str, w_down: torch.Tensor, transposed: bool) -> int:
     return w_down.shape[1 if transposed else 2] * (2 if activation in GATED else 1)
 
 
-# ---- forward. z has no rows unless save_z; overwrite_z promises that the caller has no use for it, so that backward may put dz there.
+# ---- forward. z has no rows unless save_z; overwrite_z promises that the caller has no use for it, so that backward
+# may put dz there.
 
 
 def _forward(*arguments):
@@ -76,13 +89,15 @@ def _run_backward(dy, z, values: dict, need, overwrite_z: bool) -> tuple:
     gate_block, up_transposed = values["w_up_gate_block"], values["w_up_transposed"]
     _core.run(
         "layer_backward", dy=dy, z=z, **values, overwrite_z=overwrite_z, accumulate=False, grad_scale=1.0,
-        dw_up_gate_block=gate_block, dw_up_transposed=up_transposed, dw_down_transposed=values["w_down_transposed"], **gradients,
+        dw_up_gate_block=gate_block, dw_up_transposed=up_transposed, dw_down_transposed=values["w_down_transposed"],
+        **gradients,
     )  # fmt: skip
     return buffers
 
 
 layer_backward = define(
-    f"layer_backward(Tensor dy, Tensor? z, Tensor x, {_LISTS}, Tensor? scores, {_WEIGHTS}, str activation, str score_on, "
+    f"layer_backward(Tensor dy, Tensor? z, Tensor x, {_LISTS}, Tensor? scores, {_WEIGHTS}, str activation, str "
+    "score_on, "
     "str backend, bool[] need) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _backward,
     _backward_fake,
@@ -110,7 +125,8 @@ def _gradient(ctx, dy, _dz):
         return (None,) * len(FORWARD_NAMES)
     if ctx.z_spent:
         raise Error(
-            "moe_mlp: a second backward through the same forward, but the first one overwrote the pre-activations z with their "
+            "moe_mlp: a second backward through the same forward, but the first one overwrote the "
+            "pre-activations z with their "
             "gradient. Pass retain_graph=True to the first backward (it then leaves z alone), or use save='input'."
         )
     *tensors, z = ctx.saved_tensors
@@ -119,7 +135,10 @@ def _gradient(ctx, dy, _dz):
     eager = _eager()
     needs = dict(zip(FORWARD_NAMES, ctx.needs_input_grad, strict=True))
     if eager:
-        needs |= {name: needs[name] and _asked_for(edge) for name, (edge, _) in zip(ctx.edges, ctx.next_functions, strict=True)}
+        needs |= {
+            name: needs[name] and _asked_for(edge)
+            for name, (edge, _) in zip(ctx.edges, ctx.next_functions, strict=True)
+        }
     need = [needs[name] for name in _DIFFERENTIABLE]
     if values["w_up_second"] is not None:
         need[2] = need[3] = need[2] or need[3]
@@ -132,7 +151,9 @@ def _gradient(ctx, dy, _dz):
             torch.autograd.graph.increment_version(z)
         else:
             gradients = layer_backward(dy, z, *values.values(), need)
-        result |= {name: g for name, flag, g in zip(_DIFFERENTIABLE, need, gradients, strict=True) if flag and needs[name]}
+        result |= {
+            name: g for name, flag, g in zip(_DIFFERENTIABLE, need, gradients, strict=True) if flag and needs[name]
+        }
     return tuple(result.get(name) for name in FORWARD_NAMES)
 
 
@@ -142,7 +163,9 @@ def _eager() -> bool:
 
 
 def _asked_for(edge) -> bool:
-    """Whether this call of the engine wants that input's gradient: autograd.grad(y, [x]) has no use for those of the weights."""
+    """Whether this call of the engine wants that input's gradient: autograd.grad(y, [x]) has no use for those of the
+    weights.
+    """
     if edge is None:
         return False
     try:
@@ -152,7 +175,8 @@ def _asked_for(edge) -> bool:
 
 
 layer_forward = define(
-    f"layer_forward(Tensor x, {_LISTS}, Tensor? scores, {_WEIGHTS}, Tensor? addend, str activation, str score_on, bool save_z, "
+    f"layer_forward(Tensor x, {_LISTS}, Tensor? scores, {_WEIGHTS}, Tensor? addend, str activation, str score_on, "
+    "bool save_z, "
     "bool overwrite_z, str backend) -> (Tensor y, Tensor z)",
     _forward,
     _forward_fake,

@@ -31,8 +31,8 @@ def _round_tokens(logits, token_mask, k, tile, rounding, seed, backend):
     lists = _round_tokens_fake(logits, token_mask, k, tile, rounding, seed, backend)
     names = ("row_score", "expert_offsets", "row_token", "row_slot", "token_offsets", "token_rows")
     run(
-        "round_tokens", logits=logits, token_mask=token_mask, experts_per_token=k, tile=tile, rounding=rounding, seed=seed,
-        **dict(zip(names, lists, strict=True)), backend=backend,
+        "round_tokens", logits=logits, token_mask=token_mask, experts_per_token=k, tile=tile, rounding=rounding,
+        seed=seed, **dict(zip(names, lists, strict=True)), backend=backend,
     )  # fmt: skip
     return lists
 
@@ -57,15 +57,16 @@ def _round_gradient(ctx, dscores, *_):
         return (None,) * 7
     logits, expert_offsets, token_offsets, token_rows, row_score = ctx.saved_tensors
     dlogits = route_backward(
-        dscores, row_score, None, None, logits, expert_offsets, token_offsets, token_rows, "softmax", False, 1.0, *logits.shape,
-        logits.dtype, ctx.backend,
+        dscores, row_score, None, None, logits, expert_offsets, token_offsets, token_rows, "softmax", False, 1.0,
+        *logits.shape, logits.dtype, ctx.backend,
     )  # fmt: skip
     return (dlogits, *(None,) * 6)
 
 
 round_tokens = define(
     "round_tokens(Tensor logits, Tensor? token_mask, int k, int tile, str rounding, SymInt seed, str backend) -> "
-    "(Tensor row_score, Tensor expert_offsets, Tensor row_token, Tensor row_slot, Tensor token_offsets, Tensor token_rows)",
+    "(Tensor row_score, Tensor expert_offsets, Tensor row_token, Tensor row_slot, Tensor token_offsets, Tensor "
+    "token_rows)",
     _round_tokens,
     _round_tokens_fake,
     _round_setup,

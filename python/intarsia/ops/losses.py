@@ -14,8 +14,9 @@ def _statistics(logits, *sizes):
 def _balance(logits, ids, token_mask, scores_kind, normalisation, backend):
     loss, expert_fraction, valid_tokens = _statistics(logits, 1, logits.shape[1], 1)
     run(
-        "load_balance_loss", logits=logits, ids=ids, token_mask=token_mask, scores_kind=scores_kind, normalisation=normalisation,
-        loss=loss, expert_fraction=expert_fraction, valid_tokens=valid_tokens, backend=backend,
+        "load_balance_loss", logits=logits, ids=ids, token_mask=token_mask, scores_kind=scores_kind,
+        normalisation=normalisation, loss=loss, expert_fraction=expert_fraction, valid_tokens=valid_tokens,
+        backend=backend,
     )  # fmt: skip
     return loss, expert_fraction, valid_tokens
 
@@ -27,15 +28,16 @@ def _balance_fake(logits, ids, token_mask, scores_kind, normalisation, backend):
 def _balance_backward(dloss, logits, token_mask, expert_fraction, valid_tokens, k, scores_kind, normalisation, backend):
     dlogits = logits.new_empty(logits.shape)
     run(
-        "load_balance_loss_backward", dloss=dloss, logits=logits, token_mask=token_mask, expert_fraction=expert_fraction,
-        valid_tokens=valid_tokens, experts_per_token=k, scores_kind=scores_kind, normalisation=normalisation, dlogits=dlogits,
-        backend=backend,
+        "load_balance_loss_backward", dloss=dloss, logits=logits, token_mask=token_mask,
+        expert_fraction=expert_fraction, valid_tokens=valid_tokens, experts_per_token=k, scores_kind=scores_kind,
+        normalisation=normalisation, dlogits=dlogits, backend=backend,
     )  # fmt: skip
     return dlogits
 
 
 load_balance_loss_backward = define(
-    "load_balance_loss_backward(Tensor dloss, Tensor logits, Tensor? token_mask, Tensor expert_fraction, Tensor valid_tokens, "
+    "load_balance_loss_backward(Tensor dloss, Tensor logits, Tensor? token_mask, Tensor expert_fraction, Tensor "
+    "valid_tokens, "
     "int k, str scores_kind, str normalisation, str backend) -> Tensor",
     _balance_backward,
     lambda dloss, logits, *_: logits.new_empty(logits.shape),
@@ -59,7 +61,8 @@ def _balance_gradient(ctx, dloss, *_):
 
 
 load_balance_loss = define(
-    "load_balance_loss(Tensor logits, Tensor ids, Tensor? token_mask, str scores_kind, str normalisation, str backend) -> "
+    "load_balance_loss(Tensor logits, Tensor ids, Tensor? token_mask, str scores_kind, str normalisation, str "
+    "backend) -> "
     "(Tensor loss, Tensor expert_fraction, Tensor valid_tokens)",
     _balance,
     _balance_fake,
@@ -79,8 +82,8 @@ def _z_loss(logits, token_mask, backend):
 def _z_loss_backward(dloss, logits, token_mask, valid_tokens, backend):
     dlogits = logits.new_empty(logits.shape)
     run(
-        "z_loss_backward", dloss=dloss, logits=logits, token_mask=token_mask, valid_tokens=valid_tokens, dlogits=dlogits,
-        backend=backend,
+        "z_loss_backward", dloss=dloss, logits=logits, token_mask=token_mask, valid_tokens=valid_tokens,
+        dlogits=dlogits, backend=backend,
     )  # fmt: skip
     return dlogits
 

@@ -22,7 +22,16 @@ def _logits_fake(x, w_router, bias, input_dtype, backend):
 def _logits_backward(dlogits, x, w_router, bias, need_x, need_w, need_bias, backend):
     outputs = _logits_backward_fake(dlogits, x, w_router, bias, need_x, need_w, need_bias, backend)
     dx, dw, db = (wanted(flag, t) for flag, t in zip((need_x, need_w, need_bias), outputs, strict=True))
-    run("router_logits_backward", dlogits=dlogits, x=x, w_router=w_router, dx=dx, dw_router=dw, dbias=db, backend=backend)
+    run(
+        "router_logits_backward",
+        dlogits=dlogits,
+        x=x,
+        w_router=w_router,
+        dx=dx,
+        dw_router=dw,
+        dbias=db,
+        backend=backend,
+    )
     return outputs
 
 
@@ -33,7 +42,8 @@ def _logits_backward_fake(dlogits, x, w_router, bias, need_x, need_w, need_bias,
 
 
 router_logits_backward = define(
-    "router_logits_backward(Tensor dlogits, Tensor x, Tensor w_router, Tensor? bias, bool need_x, bool need_w, bool need_bias, "
+    "router_logits_backward(Tensor dlogits, Tensor x, Tensor w_router, Tensor? bias, bool need_x, bool need_w, "
+    "bool need_bias, "
     "str backend) -> (Tensor, Tensor, Tensor)",
     _logits_backward,
     _logits_backward_fake,
@@ -85,8 +95,23 @@ def _route_fake(logits, expert_bias, token_mask, k, scores_kind, groups, top_gro
     )
 
 
-def _route_backward(dscores, scores, ids, raw_scores, logits, expert_offsets, token_offsets, token_rows, scores_kind, renormalise,
-                    scale, tokens, experts, dtype, backend):  # fmt: skip
+def _route_backward(
+    dscores,
+    scores,
+    ids,
+    raw_scores,
+    logits,
+    expert_offsets,
+    token_offsets,
+    token_rows,
+    scores_kind,
+    renormalise,
+    scale,
+    tokens,
+    experts,
+    dtype,
+    backend,
+):
     dlogits = scores.new_empty((tokens, experts), dtype=dtype)
     run(
         "route_backward", dscores=dscores.contiguous(), scores=scores, ids=ids, raw_scores=raw_scores, logits=logits,
@@ -96,14 +121,31 @@ def _route_backward(dscores, scores, ids, raw_scores, logits, expert_offsets, to
     return dlogits
 
 
-def _route_backward_fake(dscores, scores, ids, raw_scores, logits, expert_offsets, token_offsets, token_rows, scores_kind,
-                         renormalise, scale, tokens, experts, dtype, backend):  # fmt: skip
+def _route_backward_fake(
+    dscores,
+    scores,
+    ids,
+    raw_scores,
+    logits,
+    expert_offsets,
+    token_offsets,
+    token_rows,
+    scores_kind,
+    renormalise,
+    scale,
+    tokens,
+    experts,
+    dtype,
+    backend,
+):
     return scores.new_empty((tokens, experts), dtype=dtype)
 
 
 route_backward = define(
-    "route_backward(Tensor dscores, Tensor scores, Tensor? ids, Tensor? raw_scores, Tensor? logits, Tensor? expert_offsets, "
-    "Tensor? token_offsets, Tensor? token_rows, str scores_kind, bool renormalise, float scale, SymInt tokens, SymInt experts, "
+    "route_backward(Tensor dscores, Tensor scores, Tensor? ids, Tensor? raw_scores, Tensor? logits, Tensor? "
+    "expert_offsets, "
+    "Tensor? token_offsets, Tensor? token_rows, str scores_kind, bool renormalise, float scale, SymInt tokens, "
+    "SymInt experts, "
     "ScalarType dtype, str backend) -> Tensor",
     _route_backward,
     _route_backward_fake,
@@ -142,18 +184,50 @@ route = define(
     _route_gradient,
 )
 
-# ---- router: both. Backward needs x and w_router anyway and recomputes the logits where the family's gradient is dense over E.
+# ---- router: both. Backward needs x and w_router anyway and recomputes the logits where the family's gradient is
+# dense over E.
 
 
-def _router(x, w_router, bias, expert_bias, token_mask, k, scores_kind, groups, top_groups, renormalise, scale, input_dtype, backend):
+def _router(
+    x,
+    w_router,
+    bias,
+    expert_bias,
+    token_mask,
+    k,
+    scores_kind,
+    groups,
+    top_groups,
+    renormalise,
+    scale,
+    input_dtype,
+    backend,
+):
     logits = _logits(x, w_router, bias, input_dtype, backend)
-    return logits, *_route(logits, expert_bias, token_mask, k, scores_kind, groups, top_groups, renormalise, scale, backend)
+    return logits, *_route(
+        logits, expert_bias, token_mask, k, scores_kind, groups, top_groups, renormalise, scale, backend
+    )
 
 
-def _router_fake(x, w_router, bias, expert_bias, token_mask, k, scores_kind, groups, top_groups, renormalise, scale, input_dtype,
-                 backend):  # fmt: skip
+def _router_fake(
+    x,
+    w_router,
+    bias,
+    expert_bias,
+    token_mask,
+    k,
+    scores_kind,
+    groups,
+    top_groups,
+    renormalise,
+    scale,
+    input_dtype,
+    backend,
+):
     logits = _logits_fake(x, w_router, bias, input_dtype, backend)
-    return logits, *_route_fake(logits, expert_bias, token_mask, k, scores_kind, groups, top_groups, renormalise, scale, backend)
+    return logits, *_route_fake(
+        logits, expert_bias, token_mask, k, scores_kind, groups, top_groups, renormalise, scale, backend
+    )
 
 
 def _router_setup(ctx, inputs, output):
@@ -171,8 +245,8 @@ def _router_gradient(ctx, dlogits, dscores, *_):
     if dscores is not None:
         logits = router_logits(*inputs, ctx.input_dtype, ctx.backend) if ctx.kind == "softmax" else None
         from_scores = route_backward(
-            dscores, scores, ids, raw_scores, logits, None, None, None, ctx.kind, ctx.renormalise, ctx.scale, ids.shape[0],
-            inputs[1].shape[0], score_dtype(ctx.dtype), ctx.backend,
+            dscores, scores, ids, raw_scores, logits, None, None, None, ctx.kind, ctx.renormalise, ctx.scale,
+            ids.shape[0], inputs[1].shape[0], score_dtype(ctx.dtype), ctx.backend,
         )  # fmt: skip
         dlogits = from_scores if dlogits is None else from_scores + dlogits
     if dlogits is None:
@@ -181,7 +255,8 @@ def _router_gradient(ctx, dlogits, dscores, *_):
 
 
 router = define(
-    "router(Tensor x, Tensor w_router, Tensor? bias, Tensor? expert_bias, Tensor? token_mask, int k, str scores_kind, int groups, "
+    "router(Tensor x, Tensor w_router, Tensor? bias, Tensor? expert_bias, Tensor? token_mask, int k, str "
+    "scores_kind, int groups, "
     "int top_groups, bool renormalise, float scale, bool input_dtype, str backend) -> "
     "(Tensor logits, Tensor scores, Tensor ids, Tensor raw_scores, Tensor nan_tokens)",
     _router,
