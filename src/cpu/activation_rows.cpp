@@ -15,28 +15,24 @@ INTARSIA_CLONES void activate_row(const float* gate, const float* up, std::int64
   }
 }
 
-// Panels on the stack, because the results may go over the inputs, which would keep a single loop from being vectorised.
+// One loop for a and its gradients, which share the exponential.
 template <class Act>
-INTARSIA_CLONES void activate_backward_row(const float* gate, const float* up, const float* da, std::int64_t n, float* dgate,
-                                           float* dup) {
-  constexpr std::int64_t kPanel = 64;
-  float first[kPanel], second[kPanel];
-  for (std::int64_t start = 0; start < n; start += kPanel) {
-    const std::int64_t count = n - start < kPanel ? n - start : kPanel;
-    for (std::int64_t i = 0; i < count; ++i) {
-      const VectorFloat g(gate[start + i]), d(da[start + i]);
-      if constexpr (Act::kGated) {
-        VectorFloat dg, du;
-        Act::gradient(g, VectorFloat(up[start + i]), d, dg, du);
-        first[i] = dg.value;
-        second[i] = du.value;
-      } else {
-        first[i] = Act::gradient(g, d).value;
-      }
+INTARSIA_CLONES void activate_backward_row(const float* __restrict gate, const float* __restrict up, float score,
+                                           const float* __restrict da, std::int64_t n, float* __restrict a,
+                                           float* __restrict dgate, float* __restrict dup) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    const VectorFloat g(gate[i]), d(score * da[i]);
+    if constexpr (Act::kGated) {
+      const VectorFloat u(up[i]);
+      VectorFloat dg, du;
+      Act::gradient(g, u, d, dg, du);
+      a[i] = Act::value(g, u).value;
+      dgate[i] = dg.value;
+      dup[i] = du.value;
+    } else {
+      a[i] = Act::value(g).value;
+      dgate[i] = Act::gradient(g, d).value;
     }
-    for (std::int64_t i = 0; i < count; ++i) dgate[start + i] = first[i];
-    if constexpr (Act::kGated)
-      for (std::int64_t i = 0; i < count; ++i) dup[start + i] = second[i];
   }
 }
 
@@ -46,9 +42,10 @@ void activate(Activation activation, const float* gate, const float* up, std::in
   dispatch_activation(activation, [&](auto act) { activate_row<decltype(act)>(gate, up, n, a); });
 }
 
-void activate_backward(Activation activation, const float* gate, const float* up, const float* da, std::int64_t n, float* dgate,
-                       float* dup) {
-  dispatch_activation(activation, [&](auto act) { activate_backward_row<decltype(act)>(gate, up, da, n, dgate, dup); });
+void activate_backward(Activation activation, const float* gate, const float* up, float score, const float* da, std::int64_t n,
+                       float* a, float* dgate, float* dup) {
+  dispatch_activation(activation,
+                      [&](auto act) { activate_backward_row<decltype(act)>(gate, up, score, da, n, a, dgate, dup); });
 }
 
 INTARSIA_CLONES void scale(float factor, std::int64_t n, float* row) {
@@ -56,15 +53,15 @@ INTARSIA_CLONES void scale(float factor, std::int64_t n, float* row) {
 }
 
 INTARSIA_CLONES float dot(const float* x, const float* y, std::int64_t n) {
-  constexpr std::int64_t kLanes = 16;  // as many running sums, so that the order is the same with any vector width
+  constexpr std::int64_t kLanes = 32;  // as many running sums, so that the order is the same with any vector width
   float sums[kLanes] = {};
   std::int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes)
     for (std::int64_t lane = 0; lane < kLanes; ++lane) sums[lane] += x[i + lane] * y[i + lane];
   for (std::int64_t lane = 0; i < n; ++i, ++lane) sums[lane] += x[i] * y[i];
-  float total = 0;
-  for (float sum : sums) total += sum;
-  return total;
+  for (std::int64_t half = kLanes / 2; half > 0; half /= 2)
+    for (std::int64_t lane = 0; lane < half; ++lane) sums[lane] += sums[lane + half];
+  return sums[0];
 }
 
 }  // namespace intarsia::cpu

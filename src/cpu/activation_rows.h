@@ -10,9 +10,9 @@ namespace intarsia::cpu {
 /// a[i] = act(gate[i], up[i]), or act(gate[i]) for a plain activation.
 void activate(Activation activation, const float* gate, const float* up, std::int64_t n, float* a);
 
-/// Gradients of gate and up (plain: of gate alone) for the gradient da of a. They may be written over gate and up.
-void activate_backward(Activation activation, const float* gate, const float* up, const float* da, std::int64_t n, float* dgate,
-                       float* dup);
+/// The same with the gradients of gate and up (plain: of gate alone) for the gradient score * da of a. No two rows overlap.
+void activate_backward(Activation activation, const float* gate, const float* up, float score, const float* da, std::int64_t n,
+                       float* a, float* dgate, float* dup);
 
 /// row[i] *= factor
 void scale(float factor, std::int64_t n, float* row);

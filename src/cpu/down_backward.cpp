@@ -34,47 +34,34 @@ void store_dz(const DownBackward& op, const Columns& c, std::int64_t r, const fl
   if (is_gated(op.activation)) narrow_row(up, op.dz, r, c.width + c.first, c.count);
 }
 
-/// Finishes a tile of row r, score on the output or inside: `da` holds da'. Returns the tile's part of <da', a>.
-float finish(const DownBackward& op, const Columns& c, std::int64_t r, float score, float* da) {
-  float gate[kProductColumns], up[kProductColumns], a[kProductColumns];
+/// Finishes a tile of row r, score on the output or inside, from its da'. Returns the tile's part of <da', a>.
+float finish(const DownBackward& op, const Columns& c, std::int64_t r, float score, const float* da) {
+  float gate[kProductColumns], up[kProductColumns], a[kProductColumns], dgate[kProductColumns], dup[kProductColumns];
   load_z(op, c, r, gate, up);
-  float ds = 0;
-  if (op.a_scaled.defined() || op.dscores.defined()) {
-    activate(op.activation, gate, up, c.count, a);
-    if (op.dscores.defined()) ds = dot(da, a, c.count);
-    if (op.a_scaled.defined()) {
-      scale(score, c.count, a);
-      narrow_row(a, op.a_scaled, r, c.first, c.count);
-    }
-  }
-  if (op.dz.defined()) {
-    scale(score, c.count, da);
-    activate_backward(op.activation, gate, up, da, c.count, gate, up);
-    store_dz(op, c, r, gate, up);
+  activate_backward(op.activation, gate, up, score, da, c.count, a, dgate, dup);
+  store_dz(op, c, r, dgate, dup);
+  const float ds = op.dscores.defined() ? dot(da, a, c.count) : 0.0f;
+  if (op.a_scaled.defined()) {
+    scale(score, c.count, a);
+    narrow_row(a, op.a_scaled, r, c.first, c.count);
   }
   return ds;
 }
 
 /// The same with the score on the input. Returns the tile's part of <g, z>.
-float finish_input(const DownBackward& op, const Columns& c, std::int64_t r, float score, float* da) {
-  float gate[kProductColumns], up[kProductColumns], z_gate[kProductColumns], z_up[kProductColumns], a[kProductColumns];
-  load_z(op, c, r, z_gate, z_up);
+float finish_input(const DownBackward& op, const Columns& c, std::int64_t r, float score, const float* da) {
+  float gate[kProductColumns], up[kProductColumns], a[kProductColumns], dgate[kProductColumns], dup[kProductColumns];
   const bool gated = is_gated(op.activation);
-  std::copy_n(z_gate, c.count, gate);
-  scale(score, c.count, gate);
-  if (gated) {
-    std::copy_n(z_up, c.count, up);
-    scale(score, c.count, up);
-  }
-  if (op.a_scaled.defined()) {
-    activate(op.activation, gate, up, c.count, a);
-    narrow_row(a, op.a_scaled, r, c.first, c.count);
-  }
-  activate_backward(op.activation, gate, up, da, c.count, gate, up);
-  const float ds = dot(gate, z_gate, c.count) + (gated ? dot(up, z_up, c.count) : 0.0f);
+  load_z(op, c, r, gate, up);
   scale(score, c.count, gate);
   if (gated) scale(score, c.count, up);
-  store_dz(op, c, r, gate, up);
+  activate_backward(op.activation, gate, up, 1.0f, da, c.count, a, dgate, dup);
+  load_z(op, c, r, gate, up);
+  const float ds = dot(dgate, gate, c.count) + (gated ? dot(dup, up, c.count) : 0.0f);
+  scale(score, c.count, dgate);
+  if (gated) scale(score, c.count, dup);
+  store_dz(op, c, r, dgate, dup);
+  if (op.a_scaled.defined()) narrow_row(a, op.a_scaled, r, c.first, c.count);
   return ds;
 }
 
@@ -110,7 +97,7 @@ void down_backward_block(const DownBackward& op, const RowBlock& block, const Sc
     for (std::int64_t i = 0; i < block.count; ++i) {
       const std::int64_t r = block.first + i;
       const float score = op.scores.defined() ? op.scores.as<const float>()[index(r)] : 1.0f;
-      float* da = scratch.product + i * c.count;
+      const float* da = scratch.product + i * c.count;
       ds[i] += on_input ? finish_input(op, c, r, score, da) : finish(op, c, r, score, da);
     }
   }

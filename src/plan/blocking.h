@@ -10,8 +10,8 @@ namespace intarsia {
 
 // A product writes at most block_rows x kProductColumns floats of scratch, which stay in the second-level cache with their
 // inputs.
-inline constexpr std::int64_t kMaxBlockRows = 256;
-inline constexpr std::int64_t kProductColumns = 512;
+inline constexpr std::int64_t kMaxBlockRows = 192;
+inline constexpr std::int64_t kProductColumns = 1024;
 
 // Weight gradients: one task owns a tile of at most kGradientOut x kGradientIn and reads its expert's rows kGradientDepth at a
 // time.
