@@ -11,8 +11,8 @@ class TrainConfig:
     """Sizes, routing and optimisation of `intarsia train`. Two CPU cores train the defaults in about two minutes."""
 
     text: str | None = None
-    steps: int = 240
-    batch: int = 16
+    steps: int = 600
+    batch: int = 8
     context: int = 256
     layers: int = 3
     hidden: int = 192

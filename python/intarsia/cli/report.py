@@ -127,7 +127,8 @@ def plot(records: list[dict], path: Path, *, before: float, after: float, unigra
         ylabel="tokens of a step, all layers",
         title=f"Tokens per expert, mean of the last {len(last)} steps",
     )
-    right.legend()
+    right.set_ylim(0, 1.25 * bottom_E.max().item())  # room for the legend
+    right.legend(loc="upper center", ncols=len(counts_LE) + 1, fontsize="small")
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
     return f"Plot: {path}"
