@@ -1,3 +1,4 @@
+// bias_backward on every problem of problem.h.
 #include "cases/problem.h"
 
 namespace intarsia::cases {
@@ -33,7 +34,7 @@ std::vector<Case<BiasBackward>> cases() {
 
 template <>
 std::vector<Case<BiasBackward>> benchmarks() {
-  return expert_cases<BiasBackward>(benchmark_problems(), {}, make);
+  return expert_benchmarks<BiasBackward>({}, make);
 }
 
 }  // namespace intarsia::cases

@@ -1,3 +1,4 @@
+// build_index: sizes around every power of two that a scan could trip over, ids out of range, masks; the worked example.
 #include "cases/problem.h"
 
 namespace intarsia::cases {

@@ -44,6 +44,7 @@ INTARSIA_FOR_EACH_OPERATION(INTARSIA_DECLARE)
 #undef INTARSIA_DECLARE
 
 constexpr DType kDTypes[] = {DType::float32, DType::bfloat16, DType::float16};
+constexpr DType kBenchmarkDTypes[] = {DType::float32, DType::bfloat16};
 
 /// dtype of scores, statistics and losses beside activations of dtype x.
 constexpr DType score_dtype(DType x) { return x == DType::float64 ? DType::float64 : DType::float32; }

@@ -1,3 +1,4 @@
+// The tolerance of one output.
 #include "cases/compare.h"
 
 #include <fmt/format.h>

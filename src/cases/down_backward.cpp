@@ -1,3 +1,4 @@
+// down_backward on every problem of problem.h.
 #include "cases/problem.h"
 
 namespace intarsia::cases {
@@ -33,7 +34,7 @@ std::vector<Case<DownBackward>> cases() {
 
 template <>
 std::vector<Case<DownBackward>> benchmarks() {
-  return expert_cases<DownBackward>(benchmark_problems(), {.down = 1}, make);
+  return expert_benchmarks<DownBackward>({.down = 1}, make);
 }
 
 }  // namespace intarsia::cases

@@ -1,3 +1,4 @@
+// down_weight_backward on every problem of problem.h.
 #include "cases/problem.h"
 
 namespace intarsia::cases {
@@ -23,7 +24,7 @@ std::vector<Case<DownWeightBackward>> cases() {
 
 template <>
 std::vector<Case<DownWeightBackward>> benchmarks() {
-  return expert_cases<DownWeightBackward>(benchmark_problems(), {.down = 1}, make);
+  return expert_benchmarks<DownWeightBackward>({.down = 1}, make);
 }
 
 }  // namespace intarsia::cases

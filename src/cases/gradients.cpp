@@ -1,3 +1,4 @@
+// Central differences of the layer, the router and the losses.
 #include "cases/gradients.h"
 
 #include <cmath>

@@ -1,3 +1,4 @@
+// layer_backward on every problem of problem.h, against the dense layer, and each gradient alone.
 #include "cases/problem.h"
 
 namespace intarsia::cases {
@@ -74,7 +75,7 @@ std::vector<Case<LayerBackward>> cases() {
 
 template <>
 std::vector<Case<LayerBackward>> benchmarks() {
-  return expert_cases<LayerBackward>(benchmark_problems(), {.up = 2, .down = 2}, make, true);
+  return expert_benchmarks<LayerBackward>({.up = 2, .down = 2}, make, true);
 }
 
 }  // namespace intarsia::cases

@@ -1,3 +1,4 @@
+// layer_forward on every problem of problem.h, against the dense layer.
 #include "cases/problem.h"
 
 namespace intarsia::cases {
@@ -35,7 +36,7 @@ std::vector<Case<LayerForward>> cases() {
 
 template <>
 std::vector<Case<LayerForward>> benchmarks() {
-  return expert_cases<LayerForward>(benchmark_problems(), {.up = 1, .down = 1}, make, true);
+  return expert_benchmarks<LayerForward>({.up = 1, .down = 1}, make, true);
 }
 
 }  // namespace intarsia::cases

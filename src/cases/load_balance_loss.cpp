@@ -1,3 +1,4 @@
+// load_balance_loss and its backward: both normalisations, softmax and sigmoid, on the table of logits.h.
 #include "cases/logits.h"
 
 namespace intarsia::cases {

@@ -1,3 +1,4 @@
+// Patterns of logits and the table that every reader of logits is checked with.
 #include "cases/logits.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// The operations by name.
 #include "cases/operations.h"
 
 #include "cases/gradients.h"

@@ -1,3 +1,4 @@
+// Making the arguments of a problem, and the table of problems.
 #include "cases/problem.h"
 
 #include <cmath>

@@ -2,6 +2,7 @@
 // its own. A problem says how tokens are routed, how tensors lie in memory and what is left out.
 #pragma once
 
+#include <span>
 #include <string>
 #include <vector>
 
@@ -107,11 +108,11 @@ struct Products {
 /// operation. `rounds_inside`: it rounds intermediate results to dtype, so outputs of a wider dtype are no more exact than
 /// that.
 template <class Op, class Make>
-std::vector<Case<Op>> expert_cases(const std::vector<Problem>& table, Products products, Make make,
-                                   bool rounds_inside = false) {
+std::vector<Case<Op>> expert_cases(const std::vector<Problem>& table, Products products, Make make, bool rounds_inside = false,
+                                   std::span<const DType> dtypes = kDTypes) {
   std::vector<Case<Op>> result;
   for (const Problem& p : table) {
-    for (const DType dtype : kDTypes) {
+    for (const DType dtype : dtypes) {
       Case<Op> c{.name = named(p.name, dtype)};
       c.build = [=](Tensors& t) {
         Experts experts(t, p, dtype);
@@ -124,6 +125,12 @@ std::vector<Case<Op>> expert_cases(const std::vector<Problem>& table, Products p
     }
   }
   return result;
+}
+
+/// The same from the table of benchmarks.
+template <class Op, class Make>
+std::vector<Case<Op>> expert_benchmarks(Products products, Make make, bool rounds_inside = false) {
+  return expert_cases<Op>(benchmark_problems(), products, make, rounds_inside, kBenchmarkDTypes);
 }
 
 }  // namespace intarsia::cases

@@ -1,3 +1,4 @@
+// round_tokens: the five roundings on the table of logits.h, tiles of 1 to 128, and a small example by hand.
 #include "cases/logits.h"
 
 namespace intarsia::cases {

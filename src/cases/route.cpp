@@ -1,3 +1,6 @@
+// route and its backward: every family on the table of logits.h; a few choices by hand.
+#include <span>
+
 #include "cases/logits.h"
 
 namespace intarsia::cases {
@@ -99,21 +102,21 @@ void append(std::vector<Case<Op>>& result, const Logits& l, const std::string& f
 const std::vector<Logits> kBenchmarks{{.name = "t8192_e32_k4", .tokens = 8192, .experts = 32, .choices = 4},
                                       {.name = "t8192_e256_k8", .tokens = 8192, .experts = 256, .choices = 8}};
 
-std::vector<Case<Route>> forward(const std::vector<Logits>& table) {
+std::vector<Case<Route>> forward(const std::vector<Logits>& table, std::span<const DType> dtypes) {
   std::vector<Case<Route>> result;
   for (const Logits& l : table)
     for (const Family& f : kFamilies)
-      for (const DType dtype : kDTypes)
+      for (const DType dtype : dtypes)
         if (fits(l, f))
           append(result, l, f.name, dtype, saturates(l, f, dtype),
                  [f](Tensors& t, const Logits& logits, DType d) { return make_route(t, logits, f, d); });
   return result;
 }
 
-std::vector<Case<RouteBackward>> backward(const std::vector<Logits>& table) {
+std::vector<Case<RouteBackward>> backward(const std::vector<Logits>& table, std::span<const DType> dtypes) {
   std::vector<Case<RouteBackward>> result;
   for (const Logits& l : table) {
-    for (const DType dtype : kDTypes) {
+    for (const DType dtype : dtypes) {
       for (const Family& f : kFamilies) {
         if (!fits(l, f)) continue;
         const bool fp32 = l.tokens % 2 == 1;
@@ -150,21 +153,21 @@ Case<Route> literal() {
 
 template <>
 std::vector<Case<Route>> cases() {
-  auto result = forward(logits_table());
+  auto result = forward(logits_table(), kDTypes);
   result.push_back(literal());
   return result;
 }
 template <>
 std::vector<Case<Route>> benchmarks() {
-  return forward(kBenchmarks);
+  return forward(kBenchmarks, kBenchmarkDTypes);
 }
 template <>
 std::vector<Case<RouteBackward>> cases() {
-  return backward(logits_table());
+  return backward(logits_table(), kDTypes);
 }
 template <>
 std::vector<Case<RouteBackward>> benchmarks() {
-  return backward(kBenchmarks);
+  return backward(kBenchmarks, kBenchmarkDTypes);
 }
 
 }  // namespace intarsia::cases

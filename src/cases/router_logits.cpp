@@ -1,3 +1,4 @@
+// router_logits and its backward: odd sizes, dtypes of parameters and logits, layouts, gradients left out.
 #include <cmath>
 
 #include "cases/case.h"

@@ -1,3 +1,4 @@
+// Guarded, poisoned, reproducible memory.
 #include "cases/tensors.h"
 
 #include <algorithm>

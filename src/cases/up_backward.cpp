@@ -1,3 +1,4 @@
+// up_backward on every problem of problem.h.
 #include "cases/problem.h"
 
 namespace intarsia::cases {
@@ -19,7 +20,7 @@ std::vector<Case<UpBackward>> cases() {
 
 template <>
 std::vector<Case<UpBackward>> benchmarks() {
-  return expert_cases<UpBackward>(benchmark_problems(), {.up = 1}, make);
+  return expert_benchmarks<UpBackward>({.up = 1}, make);
 }
 
 }  // namespace intarsia::cases

@@ -1,3 +1,4 @@
+// up_forward on every problem of problem.h.
 #include "cases/problem.h"
 
 namespace intarsia::cases {
@@ -27,7 +28,7 @@ std::vector<Case<UpForward>> cases() {
 
 template <>
 std::vector<Case<UpForward>> benchmarks() {
-  return expert_cases<UpForward>(benchmark_problems(), {.up = 1}, make);
+  return expert_benchmarks<UpForward>({.up = 1}, make);
 }
 
 }  // namespace intarsia::cases

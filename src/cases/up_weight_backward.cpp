@@ -1,3 +1,4 @@
+// up_weight_backward on every problem of problem.h.
 #include "cases/problem.h"
 
 namespace intarsia::cases {
@@ -23,7 +24,7 @@ std::vector<Case<UpWeightBackward>> cases() {
 
 template <>
 std::vector<Case<UpWeightBackward>> benchmarks() {
-  return expert_cases<UpWeightBackward>(benchmark_problems(), {.up = 1}, make);
+  return expert_benchmarks<UpWeightBackward>({.up = 1}, make);
 }
 
 }  // namespace intarsia::cases

@@ -1,3 +1,4 @@
+// update_expert_bias: by hand, and many experts.
 #include "cases/case.h"
 
 namespace intarsia::cases {

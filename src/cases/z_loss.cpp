@@ -1,3 +1,4 @@
+// z_loss and its backward on the table of logits.h.
 #include "cases/logits.h"
 
 namespace intarsia::cases {

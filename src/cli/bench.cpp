@@ -1,3 +1,4 @@
+// intarsia-ops bench: medians of the larger cases.
 #include <fmt/core.h>
 
 #include "cases/operations.h"

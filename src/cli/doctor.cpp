@@ -1,3 +1,4 @@
+// intarsia-ops doctor: what the library finds on this machine.
 #include <fmt/core.h>
 
 #include <nlohmann/json.hpp>

@@ -1,3 +1,4 @@
+// intarsia-ops plan: the memory plan of one layer as a table or JSON.
 #include "intarsia/plan.h"
 
 #include <fmt/core.h>

@@ -1,3 +1,4 @@
+// intarsia-ops verify: every case of an operation on a backend; exits with 1 when one fails.
 #include <fmt/core.h>
 
 #include <cmath>

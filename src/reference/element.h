@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <numeric>
 #include <vector>
 
 #include "base/dispatch.h"
@@ -74,10 +75,6 @@ inline void fill(const TensorView& v, double value) {
   }
 }
 
-inline double dot(const Vector& a, const Vector& b) {
-  double sum = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
-  return sum;
-}
+inline double dot(const Vector& a, const Vector& b) { return std::transform_reduce(a.begin(), a.end(), b.begin(), 0.0); }
 
 }  // namespace intarsia::reference
