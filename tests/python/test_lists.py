@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import intarsia
@@ -54,6 +54,8 @@ def test_round_tokens(tokens, experts, data):
     tile = data.draw(st.sampled_from([1, 2, 8, 16, 128]))
     rounding = data.draw(st.sampled_from(["up", "down", "nearest", "balanced"]))
     logits = torch.randn(tokens, experts)
+    # float32 and float64 order an expert's tokens alike where no two probabilities are close
+    assume((logits.double().softmax(1).sort(0).values.diff(dim=0) > 1e-7).all() or experts == 1)
     if tokens and data.draw(st.booleans()):
         logits[-1] = float("nan")
     mask = torch.rand(tokens) < 0.8 if data.draw(st.booleans()) else None
