@@ -4,14 +4,31 @@ y = intarsia.moe_mlp(x, ids, scores, w_up, w_down)      # functions: intarsia.fu
 layer = intarsia.MoE(512, 1024, experts=8, experts_per_token=2)
 """
 
-from . import losses, presets, reference
-from ._c import explain, version
-from ._core import binding
-from .errors import Error, InvalidArgument, Unsupported
-from .functional import IndexLists, build_index, grouped_gemm, grouped_mlp, moe_mlp, round_tokens, route, router_logits
-from .layer import MoE, Routing, SharedExpert
+from .errors import CoreNotFound, Error, InvalidArgument, Unsupported
 
-__version__ = version()
+try:
+    from . import losses, presets, reference
+    from ._c import explain, version
+    from ._core import binding
+    from .functional import (
+        IndexLists,
+        build_index,
+        grouped_gemm,
+        grouped_mlp,
+        moe_mlp,
+        round_tokens,
+        route,
+        router_logits,
+    )
+    from .layer import MoE, Routing, SharedExpert
+
+    __version__ = version()
+except CoreNotFound as error:  # `intarsia doctor` must still be able to say so; any other use raises this error
+    _core_error = error
+
+    def __getattr__(name: str):
+        raise CoreNotFound(str(_core_error)) from _core_error
+
 
 __all__ = [
     "Error", "IndexLists", "InvalidArgument", "MoE", "Routing", "SharedExpert", "Unsupported", "binding",

@@ -5,7 +5,7 @@ import json
 import os
 from pathlib import Path
 
-from .errors import Error, InvalidArgument, Unsupported
+from .errors import CoreNotFound, Error, InvalidArgument, Unsupported
 
 ABI_VERSION = 1  # INTARSIA_ABI_VERSION of c_api.h
 
@@ -55,10 +55,9 @@ def _load() -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
-        raise ImportError(
-            f"intarsia: {path} cannot be loaded ({error}). Install the package with pip, or point "
-            "INTARSIA_LIBRARY_DIR at a "
-            "directory where CMake has built it."
+        raise CoreNotFound(
+            f"intarsia: {path} cannot be loaded ({error}). Install the package with pip, or point INTARSIA_LIBRARY_DIR "
+            "at a directory where CMake has built it."
         ) from error
     arguments = ctypes.POINTER(Argument)
     text = ctypes.POINTER(ctypes.c_char_p)
@@ -81,7 +80,7 @@ def _load() -> ctypes.CDLL:
         function.restype, function.argtypes = restype, argtypes
     found = library.intarsia_abi_version()
     if found != ABI_VERSION:
-        raise ImportError(
+        raise CoreNotFound(
             f"intarsia: {path} has ABI version {found}, this package needs {ABI_VERSION}; reinstall so that both "
             "come from one version"
         )

@@ -13,3 +13,7 @@ class InvalidArgument(Error, ValueError):
 
 class Unsupported(Error, NotImplementedError):
     """The request is well formed, but nothing here can run it; the text says why and what can."""
+
+
+class CoreNotFound(ImportError):
+    """libintarsia.so cannot be used; the text says which, why, and what to do."""

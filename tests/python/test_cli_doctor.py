@@ -1,6 +1,7 @@
 """`intarsia doctor`: green on a sound installation, red with a remedy on a broken one."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -40,3 +41,15 @@ def test_module_version_and_help():
     for option, word in (("--version", "intarsia 0."), ("--help", "doctor")):
         done = subprocess.run([sys.executable, "-m", "intarsia", option], capture_output=True, text=True, check=True)
         assert word in done.stdout
+
+
+def test_a_missing_core_is_a_red_line_and_no_traceback(tmp_path):
+    """reports.md 111: an incomplete installation is named, with what to do."""
+    environment = {**os.environ, "INTARSIA_LIBRARY_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "intarsia", "doctor", "--json"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    core = next(check for check in json.loads(done.stdout)["checks"] if check["name"] == "core")
+    assert not core["ok"]
+    assert "Install the package" in core["found"]
+    assert core["fix"]
