@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
 #include <vector>
 
 #include "base/parallel.h"
@@ -17,6 +18,14 @@ std::string quoted(const std::string& text) {
   std::string out = "\"";
   for (char ch : text) out += ch == '"' || ch == '\\' ? std::string{'\\', ch} : std::string(1, ch);
   return out + "\"";
+}
+
+/// JSON has no NaN.
+std::string number(double value) {
+  if (!std::isfinite(value)) return "null";
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g", value);
+  return text;
 }
 
 std::string cpu_features() {
@@ -88,8 +97,7 @@ std::string doctor_json() {
          ", \"products\": {\"float32\": " + quoted(cpu::describe_gemm(DType::float32)) +
          ", \"bfloat16\": " + quoted(cpu::describe_gemm(DType::bfloat16)) +
          ", \"float16\": " + quoted(cpu::describe_gemm(DType::float16)) +
-         "}, \"cuda_kernels\": false, \"self_test\": {\"relative_error\": " +
-         (std::isfinite(error) ? std::to_string(error) : "null") +
+         "}, \"cuda_kernels\": false, \"self_test\": {\"relative_error\": " + number(error) +
          ", \"tolerance\": 0.00001, \"passed\": " + (error <= kTolerance ? "true" : "false") + "}}";
 }
 

@@ -22,10 +22,14 @@ bool routable(const S* logits, std::int64_t experts) {
   return std::isfinite(largest);
 }
 
-/// probabilities = exp(logits - max) / sum. In place is fine.
+/// probabilities = exp(logits - max) / sum; zeros when every logit is -inf. In place is fine.
 template <class S>
 void softmax_row(const S* logits, std::int64_t experts, S* probabilities) {
   const S largest = *std::max_element(logits, logits + experts);
+  if (largest == -std::numeric_limits<S>::infinity()) {
+    std::fill_n(probabilities, experts, S(0));
+    return;
+  }
   S sum = S(0);
   for (std::int64_t e = 0; e < experts; ++e) sum += probabilities[e] = std::exp(logits[e] - largest);
   for (std::int64_t e = 0; e < experts; ++e) probabilities[e] /= sum;

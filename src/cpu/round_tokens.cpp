@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "base/parallel.h"
-#include "base/random.h"
+#include "base/rounded_count.h"
 #include "base/rows.h"
 #include "base/softmax.h"
 #include "cpu/cpu.h"
@@ -23,29 +23,6 @@
 
 namespace intarsia::cpu {
 namespace {
-
-/// The rounded count of expert e. `deviation` is the running sum of (rounded - count) that `balanced` keeps small.
-std::int64_t rounded_count(const RoundTokens& op, std::int64_t e, std::int64_t count, std::int64_t valid,
-                           std::int64_t& deviation) {
-  const std::int64_t rest = count % op.tile, down = count - rest;
-  if (rest == 0) return count;
-  const std::int64_t up = std::min(down + op.tile, valid);
-  const auto choose_up = [&] {
-    switch (op.rounding) {
-      case Rounding::up: return true;
-      case Rounding::down: return false;
-      case Rounding::nearest: return 2 * rest > op.tile;
-      case Rounding::stochastic:
-        return uniform01(static_cast<std::uint64_t>(op.seed), static_cast<std::uint64_t>(e)) <
-               static_cast<double>(rest) / static_cast<double>(op.tile);
-      case Rounding::balanced: return std::abs(deviation + up - count) < std::abs(deviation + down - count);
-    }
-    return false;
-  };
-  const std::int64_t rounded = choose_up() ? up : down;
-  deviation += rounded - count;
-  return rounded;
-}
 
 /// Fills chosen ids, their probabilities, and each token's maximum and sum; returns the number of valid tokens.
 std::int64_t choose(const RoundTokens& op, const RoundScratch& s, int workers) {

@@ -1,4 +1,4 @@
-// How the CPU backend cuts the layer's work: pure arithmetic, shared by the plan and by src/cpu.
+// How the backends cut the layer's work: pure arithmetic, shared by the plan, src/cpu and src/cuda.
 #pragma once
 
 #include <cstddef>
@@ -32,5 +32,8 @@ struct CpuBlocking {
 };
 
 CpuBlocking cpu_blocking(const LayerShape&);
+
+/// CUDA: columns of I over which one kernel tile of down_backward sums ds; the sums of all tiles are added up afterwards.
+inline constexpr std::int64_t kRowDotColumns = 128;
 
 }  // namespace intarsia

@@ -98,7 +98,7 @@ class Planner {
 
   void workspaces() {
     if (o_.backend == Backend::reference) return;  // plain loops with their own small vectors: not a backend to plan memory for
-    if (o_.backend == Backend::cuda) throw Unsupported("plan_layer: backend \"cuda\" is not in this version; use \"cpu\"");
+    if (o_.backend == Backend::cuda) return cuda_workspaces();
     LayerShape shape = s_;
     shape.rows = rows_;
     const CpuBlocking blocking = cpu_blocking(shape);
@@ -119,6 +119,23 @@ class Planner {
       work("dz", {rows_, z_width()}, s_.dtype, kDownBackward, kUpBackward);
     if (o_.weight_gradient) work("a_scaled", {rows_, s_.width}, s_.dtype, kDownBackward, kDownWeightBackward);
     if (!s_.sorted_rows) work("dx_rows", {blocking.chunk_rows, s_.hidden}, s_.dtype, kUpBackward, kCombineBackward);
+  }
+
+  /// On the GPU every operation takes all rows at once; a, a' and what replaces z live as long as the next operation needs
+  /// them.
+  void cuda_workspaces() {
+    const auto work = [&](const char* name, std::int64_t columns, int first, int last) {
+      add(name, {rows_, columns}, s_.dtype, BufferKind::workspace, first, last);
+    };
+    work("a", s_.width, kUpForward, kDownForward);
+    if (!s_.sorted_rows) work("rows", s_.hidden, kDownForward, kCombine);
+    if (!o_.training) return;
+    if (o_.save == SaveMode::input) work("z", z_width(), kDownBackward, kUpBackward);
+    else if (!o_.overwrite_z) work("dz", z_width(), kDownBackward, kUpBackward);
+    if (o_.weight_gradient || o_.save == SaveMode::input) work("a_scaled", s_.width, kDownBackward, kDownWeightBackward);
+    add("row_dots", {(s_.width + kRowDotColumns - 1) / kRowDotColumns, rows_}, score_dtype(), BufferKind::workspace,
+        kDownBackward, kDownBackward);
+    if (!s_.sorted_rows) work("dx_rows", s_.hidden, kUpBackward, kCombineBackward);
   }
 
   void transients() {
@@ -193,6 +210,7 @@ Plan plan_layer(const LayerShape& shape, const PlanOptions& options) {
   positive("width", shape.width, 1);
   positive("experts", shape.experts, 1);
   positive("experts_per_token", shape.experts_per_token, 1);
+  positive("rows", shape.rows, 0);
   positive("threads", options.threads, 1);
   return Planner(shape, options).build();
 }

@@ -31,7 +31,8 @@ void run(const RouterLogitsBackward& op, const Execution&) {
     if (op.dw_router.defined()) {
       for (std::int64_t h = 0; h < hidden; ++h) {
         double sum = 0;
-        for (std::int64_t t = 0; t < tokens; ++t) sum += load(op.dlogits, t, e) * load(op.x, t, h);
+        for (std::int64_t t = 0; t < tokens; ++t)  // a token that is not routed adds nothing, even when its x is NaN
+          if (const double d = load(op.dlogits, t, e); d != 0) sum += d * load(op.x, t, h);
         store(op.dw_router, sum, e, h);
       }
     }

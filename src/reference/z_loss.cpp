@@ -32,7 +32,8 @@ void run(const ZLossBackward& op, const Execution&) {
     if (!valid_token(op.logits, op.token_mask, t)) continue;
     const Vector logits = load_row(op.logits, t);
     Vector dlogits = softmax(logits);
-    for (double& value : dlogits) value *= load(op.dloss, 0) * 2 * log_sum_exp(logits) / valid;
+    const double factor = load(op.dloss, 0) * 2 * log_sum_exp(logits) / valid;
+    for (double& value : dlogits) value *= factor;
     store_row(op.dlogits, dlogits, t);
   }
 }

@@ -30,24 +30,25 @@ TEST(Plan, FamiliesSaveWhatTheirBackwardNeeds) {
 }
 
 TEST(Plan, LiveBuffersNeverOverlap) {
-  for (const SaveMode save : {SaveMode::preactivation, SaveMode::input})
-    for (const bool overwrite : {true, false})
-      for (const bool sorted : {true, false}) {
-        LayerShape s = qwen3();
-        s.sorted_rows = sorted;
-        const Plan plan = plan_layer(s, {.save = save, .overwrite_z = overwrite, .threads = 2});
-        for (const Buffer& a : plan.buffers)
-          for (const Buffer& b : plan.buffers) {
-            const bool same_pass = (a.first < plan.border) == (b.first < plan.border);
-            if (&a == &b || a.kind != BufferKind::workspace || b.kind != BufferKind::workspace || !same_pass) continue;
-            const bool together = a.first <= b.last && b.first <= a.last;
-            const bool apart = a.offset + a.bytes <= b.offset || b.offset + b.bytes <= a.offset;
-            EXPECT_TRUE(!together || apart) << a.name << " and " << b.name;
-            const std::size_t block = a.first < plan.border ? plan.forward_workspace_bytes : plan.backward_workspace_bytes;
-            EXPECT_LE(a.offset + a.bytes, block) << a.name;
-            EXPECT_EQ(a.offset % 256, 0u);
-          }
+  for (int choice = 0; choice < 16; ++choice) {
+    LayerShape s = qwen3();
+    s.sorted_rows = choice & 1;
+    const Plan plan = plan_layer(s, {.save = choice & 2 ? SaveMode::input : SaveMode::preactivation,
+                                     .overwrite_z = (choice & 4) != 0,
+                                     .backend = choice & 8 ? Backend::cuda : Backend::cpu,
+                                     .threads = 2});
+    for (const Buffer& a : plan.buffers)
+      for (const Buffer& b : plan.buffers) {
+        const bool same_pass = (a.first < plan.border) == (b.first < plan.border);
+        if (&a == &b || a.kind != BufferKind::workspace || b.kind != BufferKind::workspace || !same_pass) continue;
+        const bool together = a.first <= b.last && b.first <= a.last;
+        const bool apart = a.offset + a.bytes <= b.offset || b.offset + b.bytes <= a.offset;
+        EXPECT_TRUE(!together || apart) << a.name << " and " << b.name;
+        const std::size_t block = a.first < plan.border ? plan.forward_workspace_bytes : plan.backward_workspace_bytes;
+        EXPECT_LE(a.offset + a.bytes, block) << a.name;
+        EXPECT_EQ(a.offset % 256, 0u);
       }
+  }
 }
 
 TEST(Plan, PeakCountsWhatLivesTogether) {
@@ -64,7 +65,7 @@ TEST(Plan, RefusesNonsenseInWords) {
   } catch (const InvalidArgument& error) {
     EXPECT_STREQ(error.what(), "plan_layer: hidden must be at least 1, got 0");
   }
-  EXPECT_THROW(plan_layer(qwen3(), {.backend = Backend::cuda}), Unsupported);
+  EXPECT_THROW(plan_layer({.tokens = 4, .hidden = 1, .width = 1, .experts = 1, .rows = -3}), InvalidArgument);
 }
 
 }  // namespace
