@@ -22,7 +22,7 @@ demo: build/.installed  ## train a small MoE language model; STEPS=30, TEXT=path
 	$(bin)/intarsia train $(if $(STEPS),--steps $(STEPS)) $(if $(TEXT),--text $(TEXT)) $(ARGS)
 
 test: build/.installed  ## every test: CTest, then pytest; ARGS="-k route"
-	ctest --test-dir build --output-on-failure
+	ctest --test-dir build --output-on-failure --parallel $(shell nproc)
 	$(bin)/python -m $(PYTEST) $(ARGS)
 
 bench: build/.installed  ## time and memory of the layer against torch; ARGS="--repeats 3"
