@@ -45,12 +45,12 @@ void check_offsets(Checker& c, const TensorView& expert_offsets, std::int64_t ro
   const std::int32_t* offsets = list(expert_offsets);
   c.require(offsets[0] == 0, name, "expected 0 first, got " + std::to_string(offsets[0]));
   for (std::int64_t e = 0; e < c.bound('E'); ++e)
-    c.require(offsets[e] <= offsets[e + 1], name,
-              "expected ascending offsets, got " + std::to_string(offsets[e]) + " then " + std::to_string(offsets[e + 1]) +
-                  " at expert " + std::to_string(e));
-  c.require(
-      offsets[c.bound('E')] <= rows, name,
-      "expected a last offset of at most " + std::to_string(rows) + " rows, got " + std::to_string(offsets[c.bound('E')]));
+    if (offsets[e] > offsets[e + 1])
+      c.fail(name, "expected ascending offsets, got " + std::to_string(offsets[e]) + " then " + std::to_string(offsets[e + 1]) +
+                       " at expert " + std::to_string(e));
+  if (offsets[c.bound('E')] > rows)
+    c.fail(name,
+           "expected a last offset of at most " + std::to_string(rows) + " rows, got " + std::to_string(offsets[c.bound('E')]));
 }
 
 void check_row_token(Checker& c, const TensorView& row_token, const TensorView& expert_offsets, std::int64_t tokens) {
@@ -98,10 +98,10 @@ void check_token_rows(const Checker& c, const TensorView& token_offsets, const T
   const std::int64_t tokens = token_offsets.size(0) - 1;
   c.require(offsets[0] == 0, "token_offsets", "expected 0 first, got " + std::to_string(offsets[0]));
   for (std::int64_t t = 0; t < tokens; ++t)
-    c.require(offsets[t] <= offsets[t + 1], "token_offsets", "expected ascending offsets, at token " + std::to_string(t));
-  c.require(
-      offsets[tokens] <= token_rows.size(0), "token_offsets",
-      "expected a last offset of at most " + std::to_string(token_rows.size(0)) + ", got " + std::to_string(offsets[tokens]));
+    if (offsets[t] > offsets[t + 1]) c.fail("token_offsets", "expected ascending offsets, at token " + std::to_string(t));
+  if (offsets[tokens] > token_rows.size(0))
+    c.fail("token_offsets", "expected a last offset of at most " + std::to_string(token_rows.size(0)) + ", got " +
+                                std::to_string(offsets[tokens]));
   check_range(c, "token_rows", token_rows, offsets[tokens], rows, "rows");
 }
 
@@ -127,9 +127,9 @@ void check_token_lists(Checker& c, const TensorView& slot_row, const TensorView&
   if (!readable(slot_row)) return;
   const std::int32_t* values = list(slot_row);
   for (std::int64_t i = 0; i < slot_row.numel(); ++i)
-    c.require(values[i] >= -1 && values[i] < rows, "slot_row",
-              "expected -1 or rows in [0, " + std::to_string(rows) + "), got " + std::to_string(values[i]) + " at slot " +
-                  std::to_string(i));
+    if (values[i] < -1 || values[i] >= rows)
+      c.fail("slot_row", "expected -1 or rows in [0, " + std::to_string(rows) + "), got " + std::to_string(values[i]) +
+                             " at slot " + std::to_string(i));
 }
 
 void check_inverse(const Checker& c, const TensorView& expert_offsets, const TensorView& row_token, const TensorView& row_slot,
@@ -138,24 +138,30 @@ void check_inverse(const Checker& c, const TensorView& expert_offsets, const Ten
   const std::int32_t *offsets = list(expert_offsets), *tokens = list(row_token), *slots = list(row_slot);
   for (std::int64_t e = 0; e + 1 < expert_offsets.size(0); ++e)
     for (std::int64_t r = offsets[e] + 1; r < offsets[e + 1]; ++r)
-      c.require(tokens[r - 1] <= tokens[r], "row_token",
-                "expected ascending tokens inside an expert, at row " + std::to_string(r));
+      if (tokens[r - 1] > tokens[r])
+        c.fail("row_token", "expected ascending tokens inside an expert, at row " + std::to_string(r));
   const bool csr = token_offsets.defined();
   const std::int32_t* inverse = csr ? list(token_rows) : list(slot_row);
+  if (csr)
+    for (std::int64_t t = 0; t + 1 < token_offsets.size(0); ++t)
+      if (const std::int64_t n = list(token_offsets)[t + 1] - list(token_offsets)[t]; n >= expert_offsets.size(0))
+        c.fail("token_offsets", "expected at most one row per expert and token, got " + std::to_string(n) + " rows for token " +
+                                    std::to_string(t));
   const std::int64_t count = csr ? list(token_offsets)[token_offsets.size(0) - 1] : slot_row.numel();
   std::int64_t used = 0;
   for (std::int64_t i = 0; i < count; ++i) used += inverse[i] >= 0;
-  c.require(used == used_rows(expert_offsets), csr ? "token_rows" : "slot_row",
-            "names " + std::to_string(used) + " rows where expert_offsets has " + std::to_string(used_rows(expert_offsets)));
+  if (used != used_rows(expert_offsets))
+    c.fail(csr ? "token_rows" : "slot_row",
+           "names " + std::to_string(used) + " rows where expert_offsets has " + std::to_string(used_rows(expert_offsets)));
   for (std::int64_t r = 0; r < used; ++r) {
     const std::int64_t slot = slots[r];
     const bool in_range = slot >= 0 && slot < count && inverse[slot] == r;
     const std::int64_t t = tokens[r];
     const bool of_token =
         in_range && (csr ? slot >= list(token_offsets)[t] && slot < list(token_offsets)[t + 1] : slot / slot_row.size(1) == t);
-    c.require(of_token, "row_slot",
-              "is not the inverse of " + std::string(csr ? "token_rows" : "slot_row") + " at row " + std::to_string(r) +
-                  "; build the lists with build_index or round_tokens");
+    if (!of_token)
+      c.fail("row_slot", "is not the inverse of " + std::string(csr ? "token_rows" : "slot_row") + " at row " +
+                             std::to_string(r) + "; build the lists with build_index or round_tokens");
   }
 }
 
