@@ -321,7 +321,7 @@ struct BiasBackward {
 
 /// The whole expert layer, from lists to y. Three forms, told apart by which lists are there:
 ///   tokens, fixed K     row_token, row_slot, slot_row;                  scores (T, K); y = addend + sum s * expert(x[t])
-///   tokens, varying K   row_token, row_slot, token_offsets, token_rows; scores (R);    the same (token rounding)
+///   tokens, varying K   row_token, row_slot, token_offsets, token_rows; scores (R);    the same, at most one row per token and expert
 ///   sorted rows         expert_offsets alone; x and y are (R, H);       scores ? (R);  y[r] = s * expert(x[r]), 0 past the
 ///   last row
 /// z is written when defined (training with save = preactivation).
