@@ -50,7 +50,6 @@ class IndexLists(NamedTuple):
 
 
 # ---- the router
-# router
 
 
 def router_logits(
@@ -198,7 +197,6 @@ def round_tokens(
 
 
 # ---- the experts
-# experts
 
 
 def moe_mlp(
