@@ -20,6 +20,14 @@ std::string quoted(const std::string& text) {
   return out + "\"";
 }
 
+const char* cuda_kernels() {
+#if defined(INTARSIA_CUDA)
+  return "true";
+#else
+  return "false";
+#endif
+}
+
 /// JSON has no NaN.
 std::string number(double value) {
   if (!std::isfinite(value)) return "null";
@@ -96,8 +104,8 @@ std::string doctor_json() {
          ", \"threads\": " + std::to_string(num_threads()) +
          ", \"products\": {\"float32\": " + quoted(cpu::describe_gemm(DType::float32)) +
          ", \"bfloat16\": " + quoted(cpu::describe_gemm(DType::bfloat16)) +
-         ", \"float16\": " + quoted(cpu::describe_gemm(DType::float16)) +
-         "}, \"cuda_kernels\": false, \"self_test\": {\"relative_error\": " + number(error) +
+         ", \"float16\": " + quoted(cpu::describe_gemm(DType::float16)) + "}, \"cuda_kernels\": " + cuda_kernels() +
+         ", \"self_test\": {\"relative_error\": " + number(error) +
          ", \"tolerance\": 0.00001, \"passed\": " + (error <= kTolerance ? "true" : "false") + "}}";
 }
 

@@ -6,6 +6,9 @@
 #include "api/validate.h"
 #include "base/parallel.h"
 #include "cpu/cpu.h"
+#if defined(INTARSIA_CUDA)
+#include "cuda/cuda.h"
+#endif
 #include "reference/reference.h"
 
 namespace intarsia {
@@ -58,9 +61,23 @@ struct Choice {
   std::string refusal;  // not empty: nothing can run this
 };
 
+/// Empty when this process can compute on that CUDA device.
+std::string cuda_problem([[maybe_unused]] int index) {
+#if defined(INTARSIA_CUDA)
+  return cuda::device_problem(index);
+#else
+  return "this build has no CUDA kernels; move the tensors to the CPU, or build where nvcc is";
+#endif
+}
+
 Choice choose(const Survey& s, Backend wanted) {
-  if (s.device.type == DeviceType::cuda || wanted == Backend::cuda)
-    return {Backend::cuda, "", "this build has no CUDA kernels; move the tensors to the CPU"};
+  if (s.device.type == DeviceType::cuda) {
+    if (wanted == Backend::reference || wanted == Backend::cpu)
+      return {wanted, "",
+              "backend \"" + std::string(to_string(wanted)) + "\" computes on the CPU, and the tensors are on CUDA; move them"};
+    return {Backend::cuda, "the tensors are on CUDA", cuda_problem(s.device.index)};
+  }
+  if (wanted == Backend::cuda) return {wanted, "", "backend \"cuda\" wants CUDA tensors, and these are on the CPU; move them"};
   if (wanted == Backend::reference) return {wanted, "asked for", ""};
   if (s.float64 && wanted == Backend::cpu)
     return {wanted, "", "backend \"cpu\" has no float64; use backend \"reference\" or float32"};
@@ -71,7 +88,7 @@ Choice choose(const Survey& s, Backend wanted) {
 /// One block from the caller's allocator, given back on every path.
 class Workspace {
  public:
-  Workspace(Allocator* allocator, std::size_t bytes) : allocator_(allocator ? *allocator : host_allocator()), bytes_(bytes) {
+  Workspace(Allocator& allocator, std::size_t bytes) : allocator_(allocator), bytes_(bytes) {
     if (bytes_ > 0) pointer_ = allocator_.allocate(bytes_);
   }
   ~Workspace() {
@@ -89,25 +106,51 @@ class Workspace {
 
 template <class Op>
 std::size_t bytes_for(const Op& op, Backend backend, int workers) {
+#if defined(INTARSIA_CUDA)
+  if (backend == Backend::cuda) return cuda::workspace_bytes(op);
+#endif
   return backend == Backend::cpu ? cpu::workspace_bytes(op, workers) : 0;
 }
 
+struct Checked {
+  Backend backend;
+  int device;
+};
+
 template <class Op>
-Backend checked(const Op& op, const Context& context) {
-  const Choice choice = choose(survey(op), context.backend);
+Checked checked(const Op& op, const Context& context) {
+  const Survey s = survey(op);
+  const Choice choice = choose(s, context.backend);
   validate(op);
   if (!choice.refusal.empty()) throw Unsupported(std::string(Op::kName) + ": " + choice.refusal);
-  return choice.backend;
+  return {choice.backend, s.device.index};
 }
 
 template <class Op>
-void run_op(const Op& op, const Context& context) {
-  const Backend backend = checked(op, context);
+void run_on_host(const Op& op, Backend backend, const Context& context) {
   const int workers = max_workers();
-  const Workspace workspace(context.allocator, bytes_for(op, backend, workers));
-  const Execution execution{context.stream, workspace.get(), workers};
+  const Workspace workspace(context.allocator ? *context.allocator : host_allocator(), bytes_for(op, backend, workers));
+  const Execution execution{nullptr, workspace.get(), workers};
   if (backend == Backend::cpu) cpu::run(op, execution);
   else reference::run(op, execution);
+}
+
+#if defined(INTARSIA_CUDA)
+template <class Op>
+void run_on_cuda(const Op& op, int device, const Context& context) {
+  cuda::StreamAllocator on_stream(device, context.stream);
+  const Workspace workspace(context.allocator ? *context.allocator : on_stream, cuda::workspace_bytes(op));
+  cuda::run(op, {context.stream, workspace.get(), 1});
+}
+#endif
+
+template <class Op>
+void run_op(const Op& op, const Context& context) {
+  const Checked choice = checked(op, context);
+#if defined(INTARSIA_CUDA)
+  if (choice.backend == Backend::cuda) return run_on_cuda(op, choice.device, context);
+#endif
+  run_on_host(op, choice.backend, context);
 }
 
 template <class Op>
@@ -128,6 +171,9 @@ std::string explain_op(const Op& op, const Context& context) {
   if (!choice.refusal.empty()) return head + "cannot run: " + choice.refusal;
   if (choice.backend == Backend::reference)
     return head + "backend reference (" + choice.why + "): plain loops in double, one thread";
+#if defined(INTARSIA_CUDA)
+  if (choice.backend == Backend::cuda) return head + "backend cuda (" + choice.why + "): " + cuda::explain(op);
+#endif
   const int workers = max_workers();
   return head + "backend cpu (" + choice.why + "), " + std::to_string(workers) + (workers == 1 ? " thread" : " threads") +
          "; products: " + cpu::describe_gemm(s.widest_float) + "; workspace " +
@@ -141,7 +187,7 @@ std::string explain_op(const Op& op, const Context& context) {
   std::string supports(const Op& op, const Context& context) { return supports_op(op, context); } \
   std::string explain(const Op& op, const Context& context) { return explain_op(op, context); }   \
   std::size_t workspace_bytes(const Op& op, const Context& context) {                             \
-    return bytes_for(op, checked(op, context), max_workers());                                    \
+    return bytes_for(op, checked(op, context).backend, max_workers());                            \
   }
 INTARSIA_FOR_EACH_OPERATION(INTARSIA_DEFINE)
 #undef INTARSIA_DEFINE

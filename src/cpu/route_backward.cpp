@@ -55,6 +55,10 @@ void for_each_choice(const RouteBackward& op, std::int64_t t, Body&& body) {
 void softmax_backward(const RouteBackward& op, std::int64_t t, float* probabilities, float* gradient) {
   const std::int64_t experts = op.dlogits.size(1);
   widen_row(op.logits, t, 0, experts, probabilities);
+  if (!routable(probabilities, experts)) {  // route chooses nothing there, whatever the ids say
+    std::fill_n(gradient, experts, 0.0f);
+    return;
+  }
   softmax_row(probabilities, experts, probabilities);
   float mean = 0.0f;
   for (std::int64_t e = 0; e < experts; ++e) mean += gradient[e] * probabilities[e];

@@ -122,7 +122,8 @@ void run(const RouteBackward& op, const Execution&) {
     const std::vector<Choice> choices = choices_of(op, t);
     if (choices.empty()) continue;
     if (op.scores_kind == RouterScores::softmax || !op.ids.defined()) {
-      store_row(op.dlogits, softmax_backward(op, t, choices), t);
+      const bool chosen_from = routable(load_row(op.logits, t));  // else route chooses nothing, whatever the ids say
+      if (chosen_from) store_row(op.dlogits, softmax_backward(op, t, choices), t);
       continue;
     }
     double mean = 0;

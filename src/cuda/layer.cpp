@@ -1,0 +1,245 @@
+// layer_forward and layer_backward on the GPU: the operations in the order of the memory plan, in one workspace.
+//   forward   up_forward: z, a    down_forward: rows    combine: y
+//   backward  (up_forward: z, where it was not kept)    down_backward: dz, a', ds    down_weight_backward    up_weight_backward
+//             bias_backward    up_backward: dx_rows    combine: dx
+// Sorted rows need no combine: rows go straight to y, and dx_rows to dx, with zeros past the last row.
+#include "cuda/cuda.h"
+#include "cuda/launch.h"
+#include "cuda/zero_rows.h"
+#include "intarsia/plan.h"
+
+namespace intarsia::cuda {
+namespace {
+
+template <class Layer>
+LayerShape layer_shape(const Layer& op) {
+  const std::int64_t columns = op.w_up.weight.size(op.w_up.transposed ? 2 : 1) * (op.w_up.second.defined() ? 2 : 1);
+  const bool sorted = !op.row_token.defined();
+  return {.tokens = op.x.size(0),
+          .hidden = op.x.size(1),
+          .width = columns / gate_factor(op.activation),
+          .experts = op.expert_offsets.size(0) - 1,
+          .experts_per_token = op.slot_row.defined() ? op.slot_row.size(1) : 1,
+          .rows = sorted ? op.x.size(0) : op.row_token.size(0),
+          .dtype = op.x.dtype,
+          .activation = op.activation,
+          .token_rows = op.token_offsets.defined(),
+          .sorted_rows = sorted};
+}
+
+PlanOptions plan_options(const LayerForward&) { return {.training = false, .backend = Backend::cuda}; }
+PlanOptions plan_options(const LayerBackward& op) {
+  return {.save = op.z.defined() ? SaveMode::preactivation : SaveMode::input,
+          .overwrite_z = op.overwrite_z,
+          .weight_gradient = op.dw_down.defined(),
+          .backend = Backend::cuda};
+}
+
+/// One pass of the plan with its memory. Without memory only addresses modulo 256 mean anything, which is what explain needs.
+class Workspace {
+ public:
+  template <class Layer>
+  Workspace(const Layer& op, bool backward, std::byte* memory)
+      : plan_(plan_layer(layer_shape(op), plan_options(op))), backward_(backward), memory_(memory), device_(op.x.device) {}
+
+  std::size_t bytes() const { return backward_ ? plan_.backward_workspace_bytes : plan_.forward_workspace_bytes; }
+  std::size_t bytes_of(const char* name) const { return find(name) ? align_up(find(name)->bytes) : 0; }
+  std::byte* memory(const char* name) const { return address(find(name) ? find(name)->offset : 0); }
+  std::byte* end() const { return address(bytes()); }
+
+  /// A rank-2 buffer, or an absent view when this layer has none of that name.
+  TensorView matrix(const char* name) const {
+    const Buffer* b = find(name);
+    return b ? TensorView(address(b->offset), b->dtype, {b->shape[0], b->shape[1]}, device_) : TensorView{};
+  }
+
+ private:
+  const Buffer* find(const char* name) const {
+    return backward_ ? plan_.backward_workspace(name) : plan_.forward_workspace(name);
+  }
+  std::byte* address(std::size_t offset) const {
+    return reinterpret_cast<std::byte*>(reinterpret_cast<std::uintptr_t>(memory_) + offset);
+  }
+
+  Plan plan_;
+  bool backward_;
+  std::byte* memory_;
+  Device device_;
+};
+
+// Every pass is a list of operations; visit(op, workspace, bytes of it) runs, or describes, each.
+
+template <class Visit>
+void forward_operations(const LayerForward& op, const Workspace& space, Visit&& visit) {
+  const bool sorted = !op.row_token.defined();
+  // The token forms leave a score on the output to the sum.
+  const bool score_in_sum = !sorted && op.score_on == ScorePlacement::output;
+  const TensorView a = space.matrix("a"), rows = sorted ? op.y : space.matrix("rows");
+  visit(UpForward{.x = op.x,
+                  .expert_offsets = op.expert_offsets,
+                  .row_token = op.row_token,
+                  .w_up = op.w_up,
+                  .b_up = op.b_up,
+                  .scores = op.scores,
+                  .row_slot = op.row_slot,
+                  .activation = op.activation,
+                  .score_on = op.score_on,
+                  .z = op.z,
+                  .a = a});
+  visit(DownForward{.a = a,
+                    .expert_offsets = op.expert_offsets,
+                    .w_down = op.w_down,
+                    .b_down = op.b_down,
+                    .scores = score_in_sum ? TensorView{} : op.scores,
+                    .row_slot = op.row_slot,
+                    .score_on = op.score_on,
+                    .rows = rows});
+  if (!sorted)
+    visit(Combine{.rows = rows,
+                  .slot_row = op.slot_row,
+                  .token_offsets = op.token_offsets,
+                  .token_rows = op.token_rows,
+                  .scores = score_in_sum ? op.scores : TensorView{},
+                  .addend = op.addend,
+                  .y = op.y});
+}
+
+/// bias_backward as this layer calls it.
+BiasBackward bias_backward(const LayerBackward& op, const TensorView& dz) {
+  return {.dz = op.db_up.defined() ? dz : TensorView{},
+          .dy = op.db_down.defined() ? op.dy : TensorView{},
+          .expert_offsets = op.expert_offsets,
+          .row_token = op.row_token,
+          .scores = op.scores,
+          .row_slot = op.row_slot,
+          .score_on = op.score_on,
+          .gate_block = op.w_up.second.defined() ? 0 : op.w_up.gate_block,
+          .accumulate = op.accumulate,
+          .grad_scale = op.grad_scale,
+          .db_up = op.db_up,
+          .db_down = op.db_down};
+}
+
+template <class Visit>
+void backward_operations(const LayerBackward& op, const Workspace& space, Visit&& visit) {
+  const TensorView z = op.z.defined() ? op.z : space.matrix("z");
+  const TensorView dz = op.z.defined() && !op.overwrite_z ? space.matrix("dz") : z;
+  const TensorView a_scaled = space.matrix("a_scaled");
+  const bool wants_dz = op.overwrite_z || op.dx.defined() || op.dw_up.defined() || op.db_up.defined();
+  if (wants_dz || op.dscores.defined() || op.dw_down.defined()) {
+    if (!op.z.defined())
+      visit(UpForward{.x = op.x,
+                      .expert_offsets = op.expert_offsets,
+                      .row_token = op.row_token,
+                      .w_up = op.w_up,
+                      .b_up = op.b_up,
+                      .activation = op.activation,
+                      .z = z,
+                      .a = a_scaled});  // not what a' will be, but a place for it
+    visit(DownBackward{.dy = op.dy,
+                       .z = z,
+                       .expert_offsets = op.expert_offsets,
+                       .row_token = op.row_token,
+                       .w_down = op.w_down,
+                       .b_down = op.b_down,
+                       .scores = op.scores,
+                       .row_slot = op.row_slot,
+                       .activation = op.activation,
+                       .score_on = op.score_on,
+                       .dz = dz,
+                       .a_scaled = op.dw_down.defined() ? a_scaled : TensorView{},
+                       .dscores = op.dscores},
+          space.memory("row_dots"), space.bytes_of("row_dots"));
+  }
+  if (op.dw_down.defined())
+    visit(DownWeightBackward{.dy = op.dy,
+                             .a_scaled = a_scaled,
+                             .expert_offsets = op.expert_offsets,
+                             .row_token = op.row_token,
+                             .accumulate = op.accumulate,
+                             .grad_scale = op.grad_scale,
+                             .dw_down = op.dw_down});
+  if (op.dw_up.defined())
+    visit(UpWeightBackward{.dz = dz,
+                           .x = op.x,
+                           .expert_offsets = op.expert_offsets,
+                           .row_token = op.row_token,
+                           .accumulate = op.accumulate,
+                           .grad_scale = op.grad_scale,
+                           .dw_up = op.dw_up});
+  if (op.db_up.defined() || op.db_down.defined()) {
+    // The place of dx_rows is free until up_backward; where it is too small the block is longer by what is needed.
+    const BiasBackward bias = bias_backward(op, dz);
+    const std::size_t bytes = cuda::workspace_bytes(bias);
+    const bool fits = bytes <= space.bytes_of("dx_rows");
+    visit(bias, fits ? space.memory("dx_rows") : space.end(), bytes);
+  }
+  if (!op.dx.defined()) return;
+  const bool sorted = !op.row_token.defined();
+  const TensorView dx_rows = sorted ? op.dx : space.matrix("dx_rows");
+  visit(UpBackward{.dz = dz, .expert_offsets = op.expert_offsets, .w_up = op.w_up, .dx_rows = dx_rows});
+  if (!sorted)
+    visit(Combine{.rows = dx_rows,
+                  .slot_row = op.slot_row,
+                  .token_offsets = op.token_offsets,
+                  .token_rows = op.token_rows,
+                  .addend = op.addend,
+                  .y = op.dx});
+}
+
+struct Runner {
+  const Execution& execution;
+  template <class Op>
+  void operator()(const Op& op, std::byte* workspace = nullptr, std::size_t bytes = 0) const {
+    if (const std::size_t needed = cuda::workspace_bytes(op); needed > bytes)
+      throw Error(std::string(Op::kName) + ": needs " + std::to_string(needed) + " bytes of workspace where the plan has " +
+                  std::to_string(bytes));
+    cuda::run(op, Execution{execution.stream, workspace, execution.workers});
+  }
+};
+
+struct Describer {
+  std::string text;
+  template <class Op>
+  void operator()(const Op& op, std::byte* = nullptr, std::size_t = 0) {
+    text += (text.empty() ? "" : "\n") + std::string(Op::kName) + ": " + cuda::explain(op);
+  }
+};
+
+}  // namespace
+
+std::size_t workspace_bytes(const LayerForward& op) { return Workspace(op, false, nullptr).bytes(); }
+
+std::size_t workspace_bytes(const LayerBackward& op) {
+  const Workspace space(op, true, nullptr);
+  if (!op.db_up.defined() && !op.db_down.defined()) return space.bytes();
+  const TensorView dz = op.z.defined() ? op.z : space.matrix("z");  // of the shape and strides that count
+  const std::size_t bias = cuda::workspace_bytes(bias_backward(op, dz));
+  return space.bytes() + (bias <= space.bytes_of("dx_rows") ? 0 : align_up(bias));
+}
+
+std::string explain(const LayerForward& op) {
+  Describer describer;
+  forward_operations(op, Workspace(op, false, nullptr), describer);
+  return describer.text;
+}
+
+std::string explain(const LayerBackward& op) {
+  Describer describer;
+  backward_operations(op, Workspace(op, true, nullptr), describer);
+  return describer.text;
+}
+
+void run(const LayerForward& op, const Execution& execution) {
+  const DeviceGuard guard(op.x.device.index);
+  forward_operations(op, Workspace(op, false, execution.workspace), Runner{execution});
+  if (!op.row_token.defined()) zero_rows_past_last(op.y, op.expert_offsets, execution.stream);
+}
+
+void run(const LayerBackward& op, const Execution& execution) {
+  const DeviceGuard guard(op.x.device.index);
+  backward_operations(op, Workspace(op, true, execution.workspace), Runner{execution});
+  if (!op.row_token.defined() && op.dx.defined()) zero_rows_past_last(op.dx, op.expert_offsets, execution.stream);
+}
+
+}  // namespace intarsia::cuda

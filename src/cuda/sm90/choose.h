@@ -1,0 +1,35 @@
+// Which kernel and raster a product gets: a pure function of its shape, tested on the CPU, overridable for benchmarks.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "cuda/sm90/config.h"
+
+namespace intarsia::cuda::sm90 {
+
+enum class Product { up_forward, down_forward, down_backward, down_weight_backward, up_backward, up_weight_backward };
+
+/// Kernels that exist for the common case of each product; the others (bias, scores inside, activations chosen at run time,
+/// transposed weights) exist in the first tile of each list only.
+enum class Kernel {
+  tile_256,            ///< 128 x 256, four stages
+  tile_256_pair,       ///< 128 x 256, a pair of CTAs shares the right operand
+  tile_192_ping_pong,  ///< 128 x 192, two tiles in turn, pair
+  tile_128_ping_pong   ///< 128 x 128, two tiles in turn
+};
+
+struct Shape {
+  std::int64_t rows, experts, hidden, width;  // R, E, H, I
+};
+
+struct Choice {
+  Kernel kernel;
+  Raster raster;
+};
+
+/// INTARSIA_CONFIG="up_forward=tile_256_pair:g8:b2,..." replaces the choice for the products it names.
+Choice choose(Product product, const Shape& shape);
+std::string describe(const Choice& choice);
+
+}  // namespace intarsia::cuda::sm90

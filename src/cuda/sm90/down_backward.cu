@@ -1,0 +1,71 @@
+// down_backward: with da' = dy[row_token] w_down, which never leaves the chip, dz, a' and ds from z; see
+// epilogue_down_backward.h. m = r_e, n = I, k = H. Gathered left rows; right: w_down (E, H, I). dz may be z itself. Bytes: 2 R
+// H gathered, 2 E H I, 2 R I (2 G + 1). H, I multiples of 8. Workspace: 4 R ceil(I / 128), partial sums of ds. Verify:
+// gemm_check down_backward
+#include <type_traits>
+
+#include "cuda/sm90/epilogue_down_backward.h"
+#include "cuda/sm90/launch.h"
+#include "cuda/sm90/sm90.h"
+
+namespace intarsia::cuda::sm90 {
+namespace {
+
+std::int64_t width_of(const DownBackward& op) { return op.z.size(1) / gate_factor(op.activation); }
+
+Choice choice_of(const DownBackward& op) {
+  return choose(Product::down_backward, {op.z.size(0), op.expert_offsets.size(0) - 1, op.dy.size(1), width_of(op)});
+}
+
+template <class Element, GemmConfig kConfig, bool kMnMajor, class Act>
+void launch_down(const DownBackward& op, GemmArguments<Element>& a, void* stream) {
+  using Gemm = Operands<Element, kConfig, Left::gathered_rows, kMnMajor ? Right::panels : Right::rows, Halves::none>;
+  a.right[0] = weight_map(weight_half(op.w_down, 1, 0), 64, kMnMajor ? kTileK / Gemm::kCluster : Gemm::kTileN / 2);
+  launch_gemm<Gemm, DownBackwardEpilogue<Gemm, Act>>(DownBackward::kName, a, static_cast<int>(ceil_div(a.n_size, Gemm::kTileN)),
+                                                     op.dy.device.index, stream);
+}
+
+template <class Element>
+void run_down(const DownBackward& op, const Execution& execution) {
+  const Choice choice = choice_of(op);
+  const std::int64_t width = width_of(op);
+  auto a = gemm_arguments<Element>(op.expert_offsets, op.z.size(0), choice.raster);
+  a.gathered = SourceRows<Element>(op.dy, op.row_token);
+  a.hidden = a.k_size = static_cast<int>(op.dy.size(1));
+  a.n_size = static_cast<int>(width);
+  a.scores = ScoreOfRow<float>(op.scores, op.row_slot);
+  a.activation = op.activation;
+  a.store_a = op.a_scaled.defined();
+  if (a.store_a) a.store[2] = rows_map(op.a_scaled, 0, width);
+  for (int half = 0; half < gate_factor(op.activation); ++half) {
+    a.z[half] = rows_map(op.z, half * width, width);
+    a.store[half] = rows_map(op.dz, half * width, width);
+  }
+  a.dot_parts = op.dscores.defined() ? reinterpret_cast<float*>(execution.workspace) : nullptr;
+
+  void* stream = execution.stream;
+  const bool n_contiguous = weight_half(op.w_down, 1, 0).in_contiguous();  // MN-major here: n is I, the weight's in axis
+  dispatch_activation(op.activation, [&](auto act) {
+    using Act = decltype(act);
+    if constexpr (std::is_same_v<Act, Swiglu>) {
+      if (!n_contiguous) return launch_down<Element, kTile128PingPong, false, Act>(op, a, stream);
+      if (choice.kernel == Kernel::tile_256_pair) return launch_down<Element, kTile256PairShort, true, Act>(op, a, stream);
+    }
+    // Clamping takes more registers than two tiles in turn leave: half a tile each.
+    constexpr GemmConfig kConfig = std::is_same_v<Act, ClampedSwiglu> ? kTile128 : kTile128PingPong;
+    launch_down<Element, kConfig, true, Act>(op, a, stream);
+  });
+}
+
+}  // namespace
+
+std::size_t workspace_bytes(const DownBackward& op) { return row_dot_bytes(op); }
+
+void run(const DownBackward& op, const Execution& execution) {
+  dispatch_half(op.dy.dtype, [&](auto tag) { run_down<typename decltype(tag)::type>(op, execution); });
+  finish_row_dots(op, execution.workspace, execution.stream);
+}
+
+std::string explain(const DownBackward& op) { return describe(choice_of(op)); }
+
+}  // namespace intarsia::cuda::sm90

@@ -1,0 +1,152 @@
+// Epilogue of down_backward: the tile is da' = dy[row_token] w_down; with z loaded by TMA in 64 x 64 pieces,
+//   ds += <da', a>;  da = s da';  dz = act'(z) da;  a' = s a        with a = act(z)
+// for scores on the output or inside; scores on the input take more registers than are left and go to mma.sync.
+// A ring of z pieces (gate and up tile each) is filled ahead; dz overwrites the tiles it came from before they are stored. Rows
+// are private to a warp, so within a piece __syncwarp is enough. Each (row, n tile) has one partial ds, summed later in fixed
+// order.
+#pragma once
+
+#include "cuda/row_dots.h"
+#include "cuda/sm90/epilogue_rows.h"
+
+namespace intarsia::cuda::sm90 {
+
+/// Act is one activation, not a choice at run time: sixteen switches in the unrolled loop below compile for minutes.
+template <class Op, class Act>
+class DownBackwardEpilogue {
+  static constexpr bool kGated = Act::kGated;
+  static constexpr int kSlots = Op::kConfig.z_slots, kColumnPieces = Op::kTileN / 64, kPieces = Op::kBlocksM * kColumnPieces;
+  static constexpr int kSlotTiles = kGated ? 2 : 1, kSlotBytes = kSlotTiles * kStoreTileBytes;
+
+ public:
+  static constexpr int kStagingBytes = kSlots * kSlotBytes + kStoreTileBytes;  // the ring, and a tile of a'
+  static constexpr int kBarriers = kSlots;
+
+  __device__ DownBackwardEpilogue(const GemmArguments<typename Op::Element>& a, std::uint32_t staging, std::uint32_t barriers,
+                                  ConsumerThread me)
+      : a_(a), me_(me), ring_(staging), a_tile_(staging + kSlots * kSlotBytes), barriers_(barriers) {}
+
+  /// Before the main loop: the first pieces of z, whose slots the previous tile's stores must have read.
+  __device__ void begin(const Tile& tile, int row0) {
+    if (me_.leads()) {
+      ptx::wait_stores_read<0>();
+#pragma unroll
+      for (int piece = 0; piece < kSlots && piece < kPieces; ++piece) load_z(tile, row0, piece, wrap(slot_ + piece));
+#pragma unroll
+      for (int piece = kSlots; piece < kPieces; ++piece) {
+        const RowPlace place(tile, row0 + piece / kColumnPieces * 64, tile.n * Op::kTileN + piece % kColumnPieces * 64);
+        ptx::prefetch_box(a_.z[0], place.column, place.row, place.fold, place.last);
+        if constexpr (kGated) ptx::prefetch_box(a_.z[1], place.column, place.row, place.fold, place.last);
+      }
+    }
+    __syncwarp();
+  }
+
+  __device__ void run(const Tile& tile, int row0, typename Op::Accumulators& acc) {
+    static_for<Op::kBlocksM>([&](auto block) {
+      constexpr int m = decltype(block)::value;
+      const int first = row0 + m * 64;
+      float score[2], dot[2] = {0, 0};
+      load_scores(a_.scores, tile, first + me_.row(), score);
+      static_for<kColumnPieces>([&](auto column_piece) {
+        constexpr int c = decltype(column_piece)::value, piece = m * kColumnPieces + c;
+        const std::uint32_t z_tile = ring_ + slot_ * kSlotBytes;
+        ptx::barrier_wait(barriers_ + slot_ * 8, (phases_ >> slot_) & 1);
+        phases_ ^= 1u << slot_;
+        __syncwarp();
+        std::uint32_t a_pairs[16];
+        static_for<4>([&](auto quarter) {
+          constexpr int j = decltype(quarter)::value;
+          // Half way the stores of the piece before have long read their slot, which the next piece of z may take.
+          if constexpr (j == 2 && piece > 0 && piece + kSlots - 1 < kPieces) {
+            if (me_.leads()) {
+              ptx::wait_stores_read<0>();
+              load_z(tile, row0, piece + kSlots - 1, wrap(slot_ + kSlots - 1));
+            }
+            __syncwarp();
+          }
+          transform(z_tile, j, &acc[m][c * 32 + 8 * j], score, dot, &a_pairs[4 * j]);
+        });
+        if (me_.leads()) ptx::wait_stores_read<0>();  // the a' tile is free
+        me_.sync();
+        if (a_.store_a) put_tile(a_tile_, me_, a_pairs);
+        ptx::fence_async_proxy();
+        me_.sync();
+        const int column = tile.n * Op::kTileN + c * 64;
+        if (me_.leads()) {
+          if (first < tile.rows && column < a_.n_size) {
+            const RowPlace place(tile, first, column);
+            place.store(a_.store[0], z_tile);
+            if constexpr (kGated) place.store(a_.store[1], z_tile + kStoreTileBytes);
+            if (a_.store_a) place.store(a_.store[2], a_tile_);
+          }
+          ptx::commit_stores();
+        }
+        slot_ = wrap(slot_ + 1);
+        constexpr int kPiecesOfPart = kRowDotColumns / 64;
+        if constexpr (c % kPiecesOfPart == kPiecesOfPart - 1)
+          if (a_.dot_parts && column < a_.n_size + 64) store_dots(tile, first, column / kRowDotColumns, dot);
+      });
+    });
+  }
+
+ private:
+  __device__ static int wrap(int slot) { return slot >= kSlots ? slot - kSlots : slot; }
+
+  __device__ void load_z(const Tile& tile, int row0, int piece, int slot) const {
+    const RowPlace place(tile, row0 + piece / kColumnPieces * 64, tile.n * Op::kTileN + piece % kColumnPieces * 64);
+    const std::uint32_t barrier = barriers_ + slot * 8, target = ring_ + slot * kSlotBytes;
+    ptx::barrier_expect(barrier, kSlotBytes);
+    ptx::load_box(target, a_.z[0], barrier, place.column, place.row, place.fold, place.last);
+    if constexpr (kGated)
+      ptx::load_box(target + kStoreTileBytes, a_.z[1], barrier, place.column, place.row, place.fold, place.last);
+  }
+
+  /// 16 columns: z from the tile, dz back into it, a' packed.
+  __device__ void transform(std::uint32_t z_tile, int j, const float* da, const float (&score)[2], float (&dot)[2],
+                            std::uint32_t* a_pairs) const {
+    using Element = typename Op::Element;
+    const std::uint32_t place = swizzled(z_tile, me_.warp * 16 + (me_.lane & 15), j * 2 + (me_.lane >> 4));
+    std::uint32_t gate[4], up[4] = {};
+    ptx::load_matrix(place, gate);
+    if constexpr (kGated) ptx::load_matrix(place + kStoreTileBytes, up);
+    constexpr ScorePlacement kOn = ScorePlacement::output;  // inside is the same here
+#pragma unroll
+    for (int x = 0; x < 4; ++x) {
+      const int half = x & 1;
+      const float2 g = unpack<Element>(gate[x]), u = unpack<Element>(up[x]);
+      const FastFloat s = score[half];
+      const auto d0 = down_gradient<FastFloat>(Act{}, FastFloat(g.x), FastFloat(u.x), FastFloat(da[2 * x]), s, kOn);
+      const auto d1 = down_gradient<FastFloat>(Act{}, FastFloat(g.y), FastFloat(u.y), FastFloat(da[2 * x + 1]), s, kOn);
+      dot[half] += d0.ds.v + d1.ds.v;
+      gate[x] = pack<Element>(d0.dgate.v, d1.dgate.v);
+      up[x] = pack<Element>(d0.dup.v, d1.dup.v);
+      a_pairs[x] = pack<Element>(d0.a_scaled.v, d1.a_scaled.v);
+    }
+    __syncwarp();
+    ptx::store_matrix(place, gate[0], gate[1], gate[2], gate[3]);
+    if constexpr (kGated) ptx::store_matrix(place + kStoreTileBytes, up[0], up[1], up[2], up[3]);
+  }
+
+  /// The sums over one part's columns, and start anew.
+  __device__ void store_dots(const Tile& tile, int first, int part, float (&dot)[2]) const {
+    float* parts = a_.dot_parts + static_cast<std::int64_t>(part) * a_.schedule.capacity + tile.first_row;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float d = dot[i];
+      d += __shfl_xor_sync(0xffffffffu, d, 1);
+      d += __shfl_xor_sync(0xffffffffu, d, 2);
+      const int row = first + me_.row() + 8 * i;
+      if (me_.lane % 4 == 0 && row < tile.rows) parts[row] = d;
+      dot[i] = 0;
+    }
+  }
+
+  const GemmArguments<typename Op::Element>& a_;
+  const ConsumerThread me_;
+  const std::uint32_t ring_, a_tile_, barriers_;
+  int slot_ = 0;
+  std::uint32_t phases_ = 0;
+};
+
+}  // namespace intarsia::cuda::sm90

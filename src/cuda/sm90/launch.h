@@ -1,0 +1,67 @@
+// From an operation to a launch.
+#pragma once
+
+#include <array>
+#include <utility>
+
+#include "cuda/gemm_launch.h"
+#include "cuda/sm90/choose.h"
+#include "cuda/sm90/kernel.h"
+#include "cuda/sm90/weight_maps.h"
+
+namespace intarsia::cuda::sm90 {
+
+inline constexpr GemmConfig kTile256{};
+inline constexpr GemmConfig kTile256Pair{.cluster = 2};
+inline constexpr GemmConfig kTile256PairShort{.stages = 3, .cluster = 2, .store_tiles = 3};  // room for wide epilogues
+inline constexpr GemmConfig kTile192PingPong{.tile_n = 192, .ping_pong = true, .cluster = 2};
+inline constexpr GemmConfig kTile128{.tile_n = 128};
+inline constexpr GemmConfig kTile128PingPong{.tile_n = 128, .ping_pong = true};
+
+template <class Op, class Epilogue>
+void launch_gemm(const char* operation, GemmArguments<typename Op::Element>& a, int n_tiles, int device, void* stream) {
+  constexpr int kShared = shared_bytes<Op, Epilogue>();
+  static_assert(kShared <= 232448, "more shared memory than an SM has");
+  ScheduleArguments& s = a.schedule;
+  s.n_tiles = n_tiles;
+  s.raster.group = std::max(1, s.raster.group / Op::kCluster);
+  if constexpr (Op::kWeightGradient) s.m_tiles = static_cast<int>(ceil_div(a.hidden, Op::kTileM * Op::kCluster)) * Op::kCluster;
+  const std::int64_t m_tiles = Op::kWeightGradient ? static_cast<std::int64_t>(s.experts) * s.m_tiles
+                                                   : most_row_tiles(s.capacity, s.experts, Op::kTileM) + s.experts;
+  const std::int64_t clusters =
+      persistent_grid(operation, m_tiles * n_tiles, device_figures(device).multiprocessors / Op::kCluster);
+  if (clusters == 0) return;
+  constexpr auto kKernel = &gemm_kernel<Op, Epilogue>;
+  allow_shared<kKernel>(device, kShared);
+
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(clusters * Op::kCluster));
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = kShared;
+  config.stream = stream_of(stream);
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {Op::kCluster, 1, 1};
+  config.attrs = &attribute;
+  config.numAttrs = Op::kCluster > 1 ? 1 : 0;
+  check(cudaLaunchKernelEx(&config, kKernel, a), operation);
+}
+
+/// Arguments with what every product has.
+template <class Element>
+GemmArguments<Element> gemm_arguments(const TensorView& expert_offsets, std::int64_t rows, const Raster& raster) {
+  GemmArguments<Element> a = {};
+  a.schedule = {list(expert_offsets), static_cast<int>(expert_offsets.size(0) - 1), static_cast<int>(rows), 0, 0, raster};
+  a.right_block = a.store_block = std::numeric_limits<int>::max();
+  a.grad_scale = 1.0f;
+  return a;
+}
+
+/// body(element) for bfloat16 and float16.
+template <class Body>
+void dispatch_half(DType dtype, Body&& body) {
+  if (dtype == DType::float16) body(Tag<__half>{});
+  else body(Tag<__nv_bfloat16>{});
+}
+
+}  // namespace intarsia::cuda::sm90

@@ -1,0 +1,82 @@
+// wgmma m64nNk16: D (64, N) fp32 += A (64, 16) B (16, N) from shared memory, bfloat16 or float16, either operand K-major or
+// MN-major. The instruction wants every accumulator register by name, so the lists below come in blocks of 32.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <type_traits>
+
+namespace intarsia::cuda::sm90 {
+
+// clang-format off
+#define INTARSIA_NAMES_0 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define INTARSIA_NAMES_1 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define INTARSIA_NAMES_2 "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define INTARSIA_NAMES_3 "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define INTARSIA_REGISTERS_0 "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+#define INTARSIA_REGISTERS_1 "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+#define INTARSIA_REGISTERS_2 "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]), "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95])
+#define INTARSIA_REGISTERS_3 "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]), "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]), "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
+#define INTARSIA_WGMMA(TYPE, N, NAMES, A, B, ADD, LEFT, RIGHT, ...)                                                       \
+  asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" ADD ", 0;\n"                                                     \
+               "wgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPE "." TYPE " {" NAMES "}, %" A ", %" B ", add, 1, 1, %"  \
+               LEFT ", %" RIGHT ";\n}"                                                                                    \
+               : __VA_ARGS__                                                                                              \
+               : "l"(a), "l"(b), "r"(add), "n"(static_cast<int>(kLeftMnMajor)), "n"(static_cast<int>(kRightMnMajor)))
+#define INTARSIA_WGMMA_64(TYPE) INTARSIA_WGMMA(TYPE, "64", INTARSIA_NAMES_0, "32", "33", "34", "35", "36", INTARSIA_REGISTERS_0)
+#define INTARSIA_WGMMA_128(TYPE) \
+  INTARSIA_WGMMA(TYPE, "128", INTARSIA_NAMES_0 ", " INTARSIA_NAMES_1, "64", "65", "66", "67", "68", INTARSIA_REGISTERS_0, INTARSIA_REGISTERS_1)
+#define INTARSIA_WGMMA_192(TYPE)                                                                                   \
+  INTARSIA_WGMMA(TYPE, "192", INTARSIA_NAMES_0 ", " INTARSIA_NAMES_1 ", " INTARSIA_NAMES_2, "96", "97", "98", "99", "100", \
+                 INTARSIA_REGISTERS_0, INTARSIA_REGISTERS_1, INTARSIA_REGISTERS_2)
+#define INTARSIA_WGMMA_256(TYPE)                                                                                          \
+  INTARSIA_WGMMA(TYPE, "256", INTARSIA_NAMES_0 ", " INTARSIA_NAMES_1 ", " INTARSIA_NAMES_2 ", " INTARSIA_NAMES_3, "128", "129", \
+                 "130", "131", "132", INTARSIA_REGISTERS_0, INTARSIA_REGISTERS_1, INTARSIA_REGISTERS_2, INTARSIA_REGISTERS_3)
+// clang-format on
+
+/// A descriptor of a 128-byte swizzled tile at a 1024-byte boundary. K-major: `leading` is unused (0), 1024 bytes lie between
+/// groups of 8 rows. MN-major: `leading` bytes lie between panels of 64 columns, 1024 between groups of 8 k.
+__device__ __forceinline__ std::uint64_t tile_descriptor(std::uint32_t address, std::uint32_t leading) {
+  constexpr std::uint64_t kSwizzle128 = std::uint64_t{1} << 62, kStride = std::uint64_t{1024 >> 4} << 32;
+  return ((address & 0x3ffffu) >> 4) | (static_cast<std::uint64_t>(leading >> 4) << 16) | kStride | kSwizzle128;
+}
+
+/// What a descriptor advances for 16 more k: 32 bytes along a K-major row, 16 rows of 128 bytes down an MN-major panel.
+template <bool kMnMajor>
+inline constexpr std::uint32_t kDescriptorStep = kMnMajor ? 2048 >> 4 : 32 >> 4;
+
+/// d += a b, or d = a b when `add` is 0.
+template <class Element, int kN, bool kLeftMnMajor, bool kRightMnMajor>
+__device__ __forceinline__ void wgmma(float (&d)[kN / 2], std::uint64_t a, std::uint64_t b, int add) {
+  static_assert(kN == 64 || kN == 128 || kN == 192 || kN == 256);
+  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
+    if constexpr (kN == 64) INTARSIA_WGMMA_64("bf16");
+    if constexpr (kN == 128) INTARSIA_WGMMA_128("bf16");
+    if constexpr (kN == 192) INTARSIA_WGMMA_192("bf16");
+    if constexpr (kN == 256) INTARSIA_WGMMA_256("bf16");
+  } else {
+    static_assert(std::is_same_v<Element, __half>);
+    if constexpr (kN == 64) INTARSIA_WGMMA_64("f16");
+    if constexpr (kN == 128) INTARSIA_WGMMA_128("f16");
+    if constexpr (kN == 192) INTARSIA_WGMMA_192("f16");
+    if constexpr (kN == 256) INTARSIA_WGMMA_256("f16");
+  }
+}
+
+#undef INTARSIA_NAMES_0
+#undef INTARSIA_NAMES_1
+#undef INTARSIA_NAMES_2
+#undef INTARSIA_NAMES_3
+#undef INTARSIA_REGISTERS_0
+#undef INTARSIA_REGISTERS_1
+#undef INTARSIA_REGISTERS_2
+#undef INTARSIA_REGISTERS_3
+#undef INTARSIA_WGMMA
+#undef INTARSIA_WGMMA_64
+#undef INTARSIA_WGMMA_128
+#undef INTARSIA_WGMMA_192
+#undef INTARSIA_WGMMA_256
+
+}  // namespace intarsia::cuda::sm90

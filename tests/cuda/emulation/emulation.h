@@ -1,0 +1,120 @@
+// Runs CUDA kernels on the CPU, one block at a time, a fibre per thread: a machine without a GPU can check what a kernel
+// computes, that its barriers and copies are waited for, and that it stays inside its buffers. Force-included (-include) before
+// kernel code that g++ compiles as C++; the PTX of src/cuda/sm80/ptx.h and fast_float.h is replaced by the headers in shadow/.
+// Allocations end at a page that cannot be touched, so that reading past the end faults.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+
+using std::max;
+using std::min;
+
+#undef __shared__
+#undef __launch_bounds__
+#undef __grid_constant__
+#undef __forceinline__
+#define __shared__ static
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __forceinline__ inline
+#define __CUDACC__ 1
+
+namespace emulation {
+
+constexpr int kWarp = 32;
+constexpr int kSlotBytes = 64;
+
+struct Thread {
+  dim3 index, block, blocks, threads;  // what threadIdx, blockIdx, gridDim and blockDim are
+  int lane = 0, warp = 0;
+};
+extern Thread* thread;  // the running one
+
+/// Copies started by cp.async: at once, or as late as the waits allow. What is right must be right both ways.
+enum class Copies { early, late };
+extern Copies copies;
+/// Threads in ascending or descending order between barriers.
+extern bool reversed;
+
+void run(dim3 blocks, dim3 threads, std::size_t shared_bytes, const std::function<void()>& body);
+
+void block_barrier();
+/// All lanes of a warp give `bytes` bytes; returns the 32 gifts, kSlotBytes apart, valid until the next but one gathering.
+const unsigned char* gather_warp(const void* mine, std::size_t bytes);
+
+unsigned char* shared_memory();
+std::size_t shared_bytes();
+void copy_async(std::uint32_t to, const void* from, int bytes);
+void commit_copies();
+void wait_copies(int pending);
+[[noreturn]] void fail(const char* what);
+
+template <class T>
+const T& gift(const unsigned char* all, int lane) {
+  return *reinterpret_cast<const T*>(all + lane * kSlotBytes);
+}
+
+template <class... Parameters, class... Arguments>
+cudaError_t launch_kernel(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...), const Arguments&... arguments) {
+  run(config->gridDim, config->blockDim, config->dynamicSmemBytes, [&] { kernel(arguments...); });
+  return cudaSuccess;
+}
+
+}  // namespace emulation
+
+#define cudaLaunchKernelEx ::emulation::launch_kernel
+extern dim3 threadIdx, blockIdx, gridDim, blockDim;  // of the running fibre
+
+inline void __syncthreads() { emulation::block_barrier(); }
+inline void __syncwarp(unsigned = 0xffffffffu) { emulation::gather_warp(nullptr, 0); }
+
+template <class T>
+T __shfl_sync(unsigned, T value, int lane) {
+  return emulation::gift<T>(emulation::gather_warp(&value, sizeof value), lane & 31);
+}
+template <class T>
+T __shfl_xor_sync(unsigned, T value, int mask) {
+  const int from = emulation::thread->lane ^ mask;
+  return emulation::gift<T>(emulation::gather_warp(&value, sizeof value), from);
+}
+template <class T>
+T __shfl_up_sync(unsigned, T value, int delta) {
+  const int from = emulation::thread->lane - delta;
+  const unsigned char* all = emulation::gather_warp(&value, sizeof value);
+  return emulation::gift<T>(all, from < 0 ? emulation::thread->lane : from);
+}
+inline unsigned __ballot_sync(unsigned, bool mine) {
+  const unsigned char* all = emulation::gather_warp(&mine, sizeof mine);
+  unsigned bits = 0;
+  for (int lane = 0; lane < emulation::kWarp; ++lane) bits |= unsigned{emulation::gift<bool>(all, lane)} << lane;
+  return bits;
+}
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
+  const std::uint64_t bytes = low | std::uint64_t{high} << 32;
+  unsigned result = 0;
+  for (int i = 0; i < 4; ++i) result |= static_cast<unsigned>(bytes >> (8 * (selector >> (4 * i) & 7)) & 0xff) << (8 * i);
+  return result;
+}
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
+template <class T>
+T __ldg(const T* p) {
+  return *p;
+}
+inline float __uint_as_float(unsigned bits) {
+  float f;
+  std::memcpy(&f, &bits, 4);
+  return f;
+}
+
+template <class... Parameters>
+cudaError_t cudaFuncSetAttribute(void (*)(Parameters...), cudaFuncAttribute, int) {
+  return cudaSuccess;
+}
