@@ -321,9 +321,9 @@ struct BiasBackward {
 
 /// The whole expert layer, from lists to y. Three forms, told apart by which lists are there:
 ///   tokens, fixed K     row_token, row_slot, slot_row;                  scores (T, K); y = addend + sum s * expert(x[t])
-///   tokens, varying K   row_token, row_slot, token_offsets, token_rows; scores (R);    the same, at most one row per token and expert
-///   sorted rows         expert_offsets alone; x and y are (R, H);       scores ? (R);  y[r] = s * expert(x[r]), 0 past the
-///   last row
+///   tokens, varying K   row_token, row_slot, token_offsets, token_rows; scores (R);    the same, at most one row per token and
+///   expert sorted rows         expert_offsets alone; x and y are (R, H);       scores ? (R);  y[r] = s * expert(x[r]), 0 past
+///   the last row
 /// z is written when defined (training with save = preactivation).
 struct LayerForward {
   static constexpr const char* kName = "layer_forward";
@@ -383,13 +383,14 @@ struct LayerBackward {
 };
 
 /// All operations, once: X(Struct).
-#define INTARSIA_FOR_EACH_OPERATION(X)                                                                                       \
-  X(RouterLogits)                                                                                                            \
-  X(RouterLogitsBackward)                                                                                                    \
-  X(Route)                                                                                                                   \
-  X(RouteBackward) X(LoadBalanceLoss) X(LoadBalanceLossBackward) X(ZLoss) X(ZLossBackward) X(UpdateExpertBias) X(BuildIndex) \
-      X(RoundTokens) X(UpForward) X(DownForward) X(Combine) X(DownBackward) X(DownWeightBackward) X(UpBackward)              \
-          X(UpWeightBackward) X(BiasBackward) X(LayerForward) X(LayerBackward)
+#define INTARSIA_FOR_EACH_OPERATION(X)                                                                                     \
+  X(RouterLogits)                                                                                                          \
+  X(RouterLogitsBackward)                                                                                                  \
+  X(Route)                                                                                                                 \
+  X(RouteBackward)                                                                                                         \
+  X(LoadBalanceLoss) X(LoadBalanceLossBackward) X(ZLoss) X(ZLossBackward) X(UpdateExpertBias) X(BuildIndex) X(RoundTokens) \
+      X(UpForward) X(DownForward) X(Combine) X(DownBackward) X(DownWeightBackward) X(UpBackward) X(UpWeightBackward)       \
+          X(BiasBackward) X(LayerForward) X(LayerBackward)
 
 #define INTARSIA_DECLARE(Op)                                                                                     \
   /** Checks every argument, then computes. Throws InvalidArgument or Unsupported before anything is written. */ \

@@ -9,8 +9,8 @@
 namespace intarsia {
 namespace {
 
-/// A cache line would do; 256 is what CUDA gives, so offsets are the same everywhere. Large blocks begin at a huge page and ask for
-/// such pages: a workspace is fresh memory in every call, and faulting it in by small pages cost 2 to 4 % of a layer.
+/// A cache line would do; 256 is what CUDA gives, so offsets are the same everywhere. Large blocks begin at a huge page and ask
+/// for such pages: a workspace is fresh memory in every call, and faulting it in by small pages cost 2 to 4 % of a layer.
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 std::align_val_t alignment_of(std::size_t bytes) { return std::align_val_t{bytes >= 2 * kHugePage ? kHugePage : 256}; }
 

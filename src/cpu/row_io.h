@@ -1,6 +1,6 @@
 // Rows of float32, bfloat16 or float16 at any stride, widened to fp32 and rounded back once. The loops are compiled for several
-// instruction sets and chosen when the library is loaded. Nothing is reassociated, so the bits on one processor never change; where
-// a set has fused multiply-add the compiler may use it, so they can differ in the last place between processors.
+// instruction sets and chosen when the library is loaded. Nothing is reassociated, so the bits on one processor never change;
+// where a set has fused multiply-add the compiler may use it, so they can differ in the last place between processors.
 #pragma once
 
 #include <cstdint>

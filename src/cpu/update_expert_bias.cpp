@@ -1,6 +1,7 @@
 // update_expert_bias: bias[e] += rate * sign(mean(counts) - counts[e]), exactly nothing at balance. counts, bias (E).
 // Serial: E additions.
-// Verify: intarsia-ops verify update_expert_bias                                       (DeepSeek-V3, auxiliary-loss-free balancing)
+// Verify: intarsia-ops verify update_expert_bias                                       (DeepSeek-V3, auxiliary-loss-free
+// balancing)
 #include "cpu/cpu.h"
 #include "intarsia/error.h"
 

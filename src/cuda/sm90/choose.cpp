@@ -57,7 +57,9 @@ Choice rule(Product product, const Shape& s) {
     case Product::down_forward:
       if (s.width < 2048) return {Kernel::tile_192_ping_pong, {.group = 8}};
       return {Kernel::tile_256_pair, {.group = 4}};
-    case Product::down_backward: return {Kernel::tile_128_ping_pong, {.group = 8}};
+    case Product::down_backward:
+      if (s.width < 512) return {Kernel::tile_128_ping_pong, {.group = 8}};
+      return {Kernel::tile_256_pair, {.group = 8}};
     case Product::up_backward:
       if (s.width < 512) return {Kernel::tile_192_ping_pong, {.group = 8}};
       return {Kernel::tile_256, {.group = 16}};
