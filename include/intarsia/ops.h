@@ -383,14 +383,12 @@ struct LayerBackward {
 };
 
 /// All operations, once: X(Struct).
-#define INTARSIA_FOR_EACH_OPERATION(X)                                                                                     \
-  X(RouterLogits)                                                                                                          \
-  X(RouterLogitsBackward)                                                                                                  \
-  X(Route)                                                                                                                 \
-  X(RouteBackward)                                                                                                         \
-  X(LoadBalanceLoss) X(LoadBalanceLossBackward) X(ZLoss) X(ZLossBackward) X(UpdateExpertBias) X(BuildIndex) X(RoundTokens) \
-      X(UpForward) X(DownForward) X(Combine) X(DownBackward) X(DownWeightBackward) X(UpBackward) X(UpWeightBackward)       \
-          X(BiasBackward) X(LayerForward) X(LayerBackward)
+// clang-format off
+#define INTARSIA_FOR_EACH_OPERATION(X) \
+  X(RouterLogits) X(RouterLogitsBackward) X(Route) X(RouteBackward) X(LoadBalanceLoss) X(LoadBalanceLossBackward) \
+  X(ZLoss) X(ZLossBackward) X(UpdateExpertBias) X(BuildIndex) X(RoundTokens) X(UpForward) X(DownForward) X(Combine) \
+  X(DownBackward) X(DownWeightBackward) X(UpBackward) X(UpWeightBackward) X(BiasBackward) X(LayerForward) X(LayerBackward)
+// clang-format on
 
 #define INTARSIA_DECLARE(Op)                                                                                     \
   /** Checks every argument, then computes. Throws InvalidArgument or Unsupported before anything is written. */ \
