@@ -86,7 +86,11 @@ def _gpu() -> Iterator[Check]:
     from . import _c
 
     names = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
-    kernels = "" if _c.doctor()["cuda_kernels"] else "; the CUDA kernels are not in this version, layers run on the CPU"
+    kernels = (
+        ""
+        if _c.doctor()["cuda_kernels"]
+        else "; this build has no CUDA kernels (no nvcc when it was built), layers run on the CPU"
+    )
     yield Check("GPU", f"{names}, CUDA {torch.version.cuda}{kernels}")
 
 

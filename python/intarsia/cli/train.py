@@ -137,7 +137,7 @@ def choose_device(asked: str) -> tuple[str, str]:
     from .. import _c
 
     kernels = _c.doctor()["cuda_kernels"]
-    missing = "The CUDA kernels are not in this version of intarsia"
+    missing = "This build of intarsia has no CUDA kernels (no nvcc when it was built)"
     if asked == "cuda" and not (kernels and torch.cuda.is_available()):
         why = f"{missing}; use --device cpu" if not kernels else "torch finds no CUDA GPU here; use --device cpu"
         raise ValueError(f"device: expected a device that can run the layer, got 'cuda'. {why}")
