@@ -28,7 +28,7 @@ set_target_properties(intarsia_portable PROPERTIES CUDA_ARCHITECTURES "80;90-rea
 foreach(target intarsia_sm90 intarsia_portable intarsia_cuda_host)
   target_include_directories(${target} PRIVATE src include ${CUDAToolkit_INCLUDE_DIRS})
   target_link_libraries(${target} PRIVATE intarsia_options)
-  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-fvisibility=hidden>)
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-fvisibility=hidden -Xfatbin=-compress-all>)
   target_compile_definitions(${target} PRIVATE INTARSIA_SM90)
   target_sources(intarsia PRIVATE $<TARGET_OBJECTS:${target}>)
 endforeach()

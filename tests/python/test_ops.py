@@ -370,3 +370,12 @@ def test_threads_never_change_a_result():
         torch.set_num_threads(before)
     for run in runs[1:]:
         assert all(torch.equal(a, b) for a, b in zip(runs[0], run, strict=True))
+
+
+@pytest.mark.skipif(_core.binding()[0] != "shim", reason="needs the shim")
+def test_the_shim_asks_for_libtorch():
+    """Through libtorch.so a shim that was built with a CPU torch finds the stream functions of a torch with CUDA."""
+    section = subprocess.run(["readelf", "-d", _core.binding()[1]], capture_output=True, text=True, check=True).stdout
+    needed = [line.split("[")[1].rstrip("]") for line in section.splitlines() if "(NEEDED)" in line]
+    assert {"libtorch.so", "libtorch_cpu.so", "libintarsia.so.0"} <= set(needed)
+    assert not any("cuda" in name for name in needed)
