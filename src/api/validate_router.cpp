@@ -3,11 +3,12 @@
 #include <utility>
 #include "api/lists.h"
 #include "api/validate.h"
+#include "base/softmax.h"
 
 namespace intarsia {
 namespace {
 
-constexpr std::int64_t kMaxExperts = 4096, kMaxChoices = 64;  // design.md: what the GPU kernels are built for too
+constexpr std::int64_t kMaxChoices = 64;  // design.md: what the GPU kernels are built for too
 
 DType check_logits(Checker& c, const TensorView& logits) {
   c.present("logits", logits, "(T, E)");

@@ -3,50 +3,25 @@
 #include <initializer_list>
 
 #include "cuda/expert_weights.h"
+#include "cuda/reason.h"
 #include "cuda/sm80/sm80.h"
 
 namespace intarsia::cuda::sm80 {
 namespace {
 
-constexpr std::int64_t kChunk = 8;  // 16-bit elements of 16 bytes
-
-bool on_chunk(const TensorView& v) { return reinterpret_cast<std::uintptr_t>(v.data) % 16 == 0; }
-
-/// The first thing that is missing.
-class Reason {
+class Reason : public cuda::Reason {
  public:
-  void need(bool condition, const std::string& text) {
-    if (!condition && text_.empty()) text_ = text;
-  }
-  void dtype(const TensorView& v) {
-    need(v.dtype == DType::bfloat16 || v.dtype == DType::float16,
-         "mma.sync kernels take bfloat16 and float16, not " + std::string(to_string(v.dtype)));
-  }
-  void chunks(const char* letter, std::int64_t size) {
-    need(size % kChunk == 0, std::string(letter) + " = " + std::to_string(size) + " is not a multiple of 8");
-  }
-  void rows(const char* name, const TensorView& v) {
-    if (!v.defined() || v.numel() == 0) return;
-    need(v.step(1) == 1 && v.step(0) % kChunk == 0 && on_chunk(v),
-         std::string(name) + ": rows must be contiguous and begin at multiples of 16 bytes");
-  }
+  Reason() : cuda::Reason("mma.sync") {}
   void weights(const char* name, const Weights& w) {
     need(contiguous_axis(w) != Contiguous::neither, std::string(name) +
                                                         ": one axis of its matrices must be contiguous in runs of 16 aligned "
                                                         "bytes (if it is the out axis, with gates and ups "
                                                         "in turn or in blocks of a multiple of 8)");
   }
-  bool verdict(std::string* why_not) const {
-    if (why_not) *why_not = text_;
-    return text_.empty();
-  }
-
- private:
-  std::string text_;
 };
 
 bool contiguous_in(const TensorView& v, int axis, int other) {
-  return v.step(axis) == 1 && v.step(other) % kChunk == 0 && v.step(0) % kChunk == 0 && on_chunk(v);
+  return v.step(axis) == 1 && v.step(other) % kChunk == 0 && v.step(0) % kChunk == 0 && on_chunk(v.data);
 }
 
 }  // namespace

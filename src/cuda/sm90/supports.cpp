@@ -2,34 +2,22 @@
 #include <cstdint>
 #include <limits>
 
+#include "cuda/reason.h"
 #include "cuda/sm90/sm90.h"
 #include "cuda/sm90/weight_maps.h"
 
 namespace intarsia::cuda::sm90 {
 namespace {
 
-constexpr std::int64_t kChunk = 8;  // 16-bit elements of 16 bytes
-
-bool aligned(const void* data) { return reinterpret_cast<std::uintptr_t>(data) % 16 == 0; }
-
-/// The first thing that is missing.
-class Reason {
+class Reason : public cuda::Reason {
  public:
-  void need(bool condition, const std::string& text) {
-    if (!condition && text_.empty()) text_ = text;
-  }
+  Reason() : cuda::Reason("wgmma") {}
+
   void rows_exist(std::int64_t rows) { need(rows > 0, "there are no rows"); }
-  void dtype(const TensorView& v) {
-    need(v.dtype == DType::bfloat16 || v.dtype == DType::float16,
-         "wgmma kernels take bfloat16 and float16, not " + std::string(to_string(v.dtype)));
-  }
-  void chunks(const char* letter, std::int64_t size) {
-    need(size % kChunk == 0, std::string(letter) + " = " + std::to_string(size) + " is not a multiple of 8");
-  }
+  /// Tensor maps have no rows that overlap.
   void rows(const char* name, const TensorView& v) {
-    if (!v.defined() || v.numel() == 0) return;
-    need(v.step(1) == 1 && v.step(0) % kChunk == 0 && v.step(0) >= v.size(1) && aligned(v.data),
-         std::string(name) + ": rows must be contiguous and begin at multiples of 16 bytes");
+    cuda::Reason::rows(name, v);
+    if (v.defined() && v.numel() > 0) need(v.step(0) >= v.size(1), std::string(name) + ": rows must not overlap");
   }
   /// Gathered rows are addressed in 32-bit counts of 16 bytes.
   void gathered(const char* name, const TensorView& v) {
@@ -44,20 +32,13 @@ class Reason {
       const auto steps = [&](std::int64_t step) { return step % chunk == 0 && step > 0; };
       need((h.in_step == 1 && steps(h.out_step)) || (h.out_step == 1 && steps(h.in_step)),
            what + "one axis of its matrices must be contiguous, the other a multiple of 16 bytes");
-      need(aligned(h.data) && (h.experts == 1 || steps(h.expert_step)), what + "experts must begin at multiples of 16 bytes");
+      need(on_chunk(h.data) && (h.experts == 1 || steps(h.expert_step)), what + "experts must begin at multiples of 16 bytes");
       if (!h.blocked()) continue;
       need(h.in_contiguous(), what + "gates and ups in blocks need a contiguous in axis");
       need(128 % h.block == 0 || h.block % 128 == 0,
            what + "blocks of gates must divide 128 or be its multiples, not " + std::to_string(h.block));
     }
   }
-  bool verdict(std::string* why_not) const {
-    if (why_not) *why_not = text_;
-    return text_.empty();
-  }
-
- private:
-  std::string text_;
 };
 
 int halves_of(const Weights& w) { return w.second.defined() || w.gate_block > 0 ? 2 : 1; }

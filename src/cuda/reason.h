@@ -1,0 +1,47 @@
+// Why a set of tensor-core kernels cannot take an operation: the first thing that is missing, in words.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "intarsia/config.h"
+#include "intarsia/types.h"
+
+namespace intarsia::cuda {
+
+inline constexpr std::int64_t kChunk = 8;  // 16-bit elements of 16 bytes
+
+inline bool on_chunk(const void* data) { return reinterpret_cast<std::uintptr_t>(data) % 16 == 0; }
+
+/// What all of them need: 16-bit elements, sizes and rows of whole 16-byte chunks.
+class Reason {
+ public:
+  explicit Reason(const char* kernels) : kernels_(kernels) {}
+
+  void need(bool condition, const std::string& text) {
+    if (!condition && text_.empty()) text_ = text;
+  }
+  void dtype(const TensorView& v) {
+    need(v.dtype == DType::bfloat16 || v.dtype == DType::float16,
+         std::string(kernels_) + " kernels take bfloat16 and float16, not " + std::string(to_string(v.dtype)));
+  }
+  void chunks(const char* letter, std::int64_t size) {
+    need(size % kChunk == 0, std::string(letter) + " = " + std::to_string(size) + " is not a multiple of 8");
+  }
+  void rows(const char* name, const TensorView& v) {
+    if (!v.defined() || v.numel() == 0) return;
+    need(v.step(1) == 1 && v.step(0) % kChunk == 0 && on_chunk(v.data),
+         std::string(name) + ": rows must be contiguous and begin at multiples of 16 bytes");
+  }
+  /// True when nothing is missing; `why_not` may be null.
+  bool verdict(std::string* why_not) const {
+    if (why_not) *why_not = text_;
+    return text_.empty();
+  }
+
+ private:
+  const char* kernels_;
+  std::string text_;
+};
+
+}  // namespace intarsia::cuda
