@@ -39,11 +39,13 @@ struct RouterLogits {
 };
 
 /// dx = dlogits w_router, dw_router = dlogits^T x, dbias = column sums of dlogits. Absent outputs are skipped.
+/// With `add_to_dx` dx += dlogits w_router: x's gradient through the experts is there already, and no pass over (T, H) adds them.
 struct RouterLogitsBackward {
   static constexpr const char* kName = "router_logits_backward";
   TensorView dlogits = {};   // (T, E) f32 or x
   TensorView x = {};         // (T, H) x
   TensorView w_router = {};  // (E, H) x or f32
+  bool add_to_dx = false;
   // out
   TensorView dx = {};         // ? (T, H) x
   TensorView dw_router = {};  // ? (E, H) dtype of w_router, or f32

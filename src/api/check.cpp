@@ -68,6 +68,10 @@ void Checker::shape(const char* argument, const TensorView& v, std::initializer_
     const std::int64_t n = v.size(i++);
     if (axis.letter != 0) bind(axis.letter, (n - axis.addend) / axis.factor, argument);
   }
+  memory(argument, v);
+}
+
+void Checker::memory(const char* argument, const TensorView& v) const {
   require(v.data != nullptr || v.numel() == 0, argument, "expected memory for " + shape_text(v) + ", got a null pointer");
 }
 
@@ -92,7 +96,9 @@ void Checker::dtype(const char* argument, const TensorView& v, std::initializer_
 }
 
 void Checker::contiguous(const char* argument, const TensorView& v) const {
-  if (v.defined()) require(v.numel() == 0 || v.contiguous(), argument, "expected a contiguous tensor; pass a contiguous copy");
+  if (!v.defined()) return;
+  require(v.numel() == 0 || v.contiguous(), argument, "expected a contiguous tensor; pass a contiguous copy");
+  memory(argument, v);
 }
 
 void Checker::dense_rows(const char* argument, const TensorView& v) const {

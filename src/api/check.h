@@ -39,6 +39,7 @@ class Checker {
   void absent(const char* argument, const TensorView& v, const char* why) const;
 
   void dtype(const char* argument, const TensorView& v, std::initializer_list<DType> allowed) const;
+  /// Contiguous, and with memory: what is read by a plain index.
   void contiguous(const char* argument, const TensorView& v) const;
   /// Unit stride along the last axis.
   void dense_rows(const char* argument, const TensorView& v) const;
@@ -50,6 +51,7 @@ class Checker {
   void bind(char letter, std::int64_t value, const char* origin);
 
  private:
+  void memory(const char* argument, const TensorView& v) const;
   struct Letter {
     std::int64_t value = -1;
     std::string origin;

@@ -60,6 +60,7 @@ void fields(V& v, RouterLogitsBackward& o) {
   v.in("dlogits", o.dlogits);
   v.in("x", o.x);
   v.in("w_router", o.w_router);
+  v.value("add_to_dx", o.add_to_dx);
   v.optional_out("dx", o.dx);
   v.optional_out("dw_router", o.dw_router);
   v.optional_out("dbias", o.dbias);

@@ -1,8 +1,11 @@
 // run, supports, explain, workspace_bytes of every operation: check, choose a backend, give it memory, compute.
+#include <cstdlib>
 #include <new>
 #include <string>
+#include <string_view>
 
 #include "api/fields.h"
+#include "api/host_lists.h"
 #include "api/validate.h"
 #include "base/parallel.h"
 #include "cpu/cpu.h"
@@ -12,6 +15,15 @@
 #include "reference/reference.h"
 
 namespace intarsia {
+
+bool device_lists_are_checked() {
+  static const bool asked = [] {
+    const char* text = std::getenv("INTARSIA_CHECK");
+    return text != nullptr && *text != '\0' && std::string_view(text) != "0";
+  }();
+  return asked;
+}
+
 namespace {
 
 /// What the choice of a backend depends on: the one device of all tensors, and whether any is float64.
@@ -112,6 +124,21 @@ std::size_t bytes_for(const Op& op, Backend backend, int workers) {
   return backend == Backend::cpu ? cpu::workspace_bytes(op, workers) : 0;
 }
 
+#if defined(INTARSIA_CUDA)
+/// The checks of the CPU on the lists of a GPU: one copy for each list, and a wait for what was queued before it.
+template <class Op>
+void validate_with_device_lists(const Op& op, int device, void* stream) {
+  HostLists lists([&](void* to, const void* from, std::size_t bytes) {
+    if (cuda::is_captured(device, stream))
+      throw Unsupported(std::string(Op::kName) +
+                        ": INTARSIA_CHECK=1 copies the index lists to the host, which cannot be part of a CUDA graph; unset it "
+                        "where graphs are captured");
+    cuda::copy_to_host(to, from, bytes, device, stream);
+  });
+  validate(lists.of(op));
+}
+#endif
+
 struct Checked {
   Backend backend;
   int device;
@@ -121,7 +148,12 @@ template <class Op>
 Checked checked(const Op& op, const Context& context) {
   const Survey s = survey(op);
   const Choice choice = choose(s, context.backend);
-  validate(op);
+#if defined(INTARSIA_CUDA)
+  if (choice.backend == Backend::cuda && choice.refusal.empty() && device_lists_are_checked())
+    validate_with_device_lists(op, s.device.index, context.stream);
+  else
+#endif
+    validate(op);
   if (!choice.refusal.empty()) throw Unsupported(std::string(Op::kName) + ": " + choice.refusal);
   return {choice.backend, s.device.index};
 }

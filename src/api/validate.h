@@ -1,5 +1,5 @@
 // validate(op): everything that can be wrong with an operation's arguments, before any backend sees them. On the CPU the values
-// of lists are checked too; values on a GPU are never read by the host.
+// of lists are checked too; values on a GPU are read by the host with INTARSIA_CHECK=1 only (host_lists.h).
 #pragma once
 
 #include "intarsia/ops.h"

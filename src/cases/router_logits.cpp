@@ -12,6 +12,7 @@ struct Router {
   bool bias = true, fp32_parameters = false, fp32_logits = true;
   Layout x_layout = Layout::dense, w_layout = Layout::dense;
   bool dx = true, dw_router = true, dbias = true;
+  bool add_to_dx = false;
 };
 
 const std::vector<Router> kTable{
@@ -27,6 +28,8 @@ const std::vector<Router> kTable{
     {"permuted", 21, 20, 6, true, false, false, Layout::permuted, Layout::permuted},
     {"strided_and_reversed", 21, 20, 6, true, false, true, Layout::strided, Layout::reversed},
     {"expanded", 21, 20, 6, true, true, true, Layout::expanded, Layout::expanded},
+    {"add_to_dx", 33, 67, 7, true, true, true, Layout::dense, Layout::dense, true, true, true, true},
+    {"add_to_padded_dx", 300, 24, 6, true, false, true, Layout::padded, Layout::dense, true, true, true, true},
     {"only_dx", 21, 20, 6, true, false, true, Layout::dense, Layout::dense, true, false, false},
     {"only_dw_router", 21, 20, 6, true, false, true, Layout::dense, Layout::dense, false, true, false},
     {"only_dbias", 21, 20, 6, true, false, true, Layout::dense, Layout::dense, false, false, true},
@@ -50,8 +53,10 @@ RouterLogitsBackward backward(Tensors& t, const Router& r, DType dtype) {
   const Layout layout = r.x_layout == Layout::padded ? Layout::padded : Layout::dense;
   RouterLogitsBackward op{.dlogits = t.normal(logits_dtype(r, dtype), {r.tokens, r.experts}, 1, r.x_layout),
                           .x = t.normal(dtype, {r.tokens, r.hidden}, 1, r.x_layout),
-                          .w_router = t.normal(parameter_dtype(r, dtype), {r.experts, r.hidden}, 1, r.w_layout)};
-  if (r.dx) op.dx = t.out(dtype, {r.tokens, r.hidden}, layout);
+                          .w_router = t.normal(parameter_dtype(r, dtype), {r.experts, r.hidden}, 1, r.w_layout),
+                          .add_to_dx = r.add_to_dx};
+  if (r.dx)
+    op.dx = r.add_to_dx ? t.normal(dtype, {r.tokens, r.hidden}, 1, layout) : t.out(dtype, {r.tokens, r.hidden}, layout);
   if (r.dw_router) op.dw_router = t.out(parameter_dtype(r, dtype), {r.experts, r.hidden}, layout);
   if (r.dbias) op.dbias = t.out(parameter_dtype(r, dtype), {r.experts});
   return op;

@@ -78,15 +78,16 @@ void multiply(const Tiles& tiles, int worker, std::int64_t m, std::int64_t n, st
 /// Blocks of tokens: enough of them for many threads, none too small for a product.
 Partition product_blocks(std::int64_t tokens) { return {tokens, std::clamp<std::int64_t>(padded(tokens / 64), 32, kRows)}; }
 
-/// out = left w, block by block; `bias` (columns) may be null.
+/// out = left w, or out += left w, block by block; `bias` (columns) may be null.
 void multiply_rows(const Tiles& tiles, int workers, const TensorView& left, const TensorView& w, bool w_transposed,
-                   const float* bias, const TensorView& out) {
+                   const float* bias, bool accumulate, const TensorView& out) {
   const Partition blocks = product_blocks(out.size(0)), panels(out.size(1), kColumns);
   parallel_for(blocks.count * panels.count, workers, [&](std::int64_t task, int worker) {
     const std::int64_t t = blocks.first(task / panels.count), column = panels.first(task % panels.count);
     const std::int64_t m = blocks.last(task / panels.count) - t, n = panels.last(task % panels.count) - column;
     const Operand right(w, w_transposed ? column : 0, w_transposed ? 0 : column, w_transposed);
-    multiply(tiles, worker, m, n, left.size(1), Operand(left, t, 0, false), right, false);
+    for (std::int64_t i = 0; i < m && accumulate; ++i) widen_row(out, t + i, column, n, tiles.c(worker) + i * kColumns);
+    multiply(tiles, worker, m, n, left.size(1), Operand(left, t, 0, false), right, accumulate);
     for (std::int64_t i = 0; i < m; ++i) {
       float* const row = tiles.c(worker) + i * kColumns;
       if (bias) add_scaled(1.0f, bias + column, 1, n, row);
@@ -213,13 +214,14 @@ void run(const RouterLogits& op, const Execution& execution) {
       widen(op.bias.as<const typename decltype(tag)::type>(), op.bias.step(0), op.bias.size(0), s.bias);
     });
   }
-  multiply_rows(s.tiles, execution.workers, op.x, op.w_router, true, s.bias, op.logits);
+  multiply_rows(s.tiles, execution.workers, op.x, op.w_router, true, s.bias, false, op.logits);
 }
 
 void run(const RouterLogitsBackward& op, const Execution& execution) {
   Workspace workspace(execution.workspace);
   const BackwardScratch s(workspace, op, execution.workers);
-  if (op.dx.defined()) multiply_rows(s.tiles, execution.workers, op.dlogits, op.w_router, false, nullptr, op.dx);
+  if (op.dx.defined())
+    multiply_rows(s.tiles, execution.workers, op.dlogits, op.w_router, false, nullptr, op.add_to_dx, op.dx);
   if (op.dw_router.defined()) weight_backward(op, s, execution.workers);
   if (op.dbias.defined()) bias_backward(op, s, execution.workers);
 }

@@ -31,6 +31,11 @@ class StreamAllocator final : public Allocator {
   void* stream_;
 };
 
+/// Copies device memory to the host and waits for it: for INTARSIA_CHECK=1, and nothing else. Not while the stream is captured.
+void copy_to_host(void* to, const void* from, std::size_t bytes, int device, void* stream);
+/// True while what the stream is given goes into a CUDA graph.
+bool is_captured(int device, void* stream);
+
 /// Empty when this process has a usable device of that index, else the reason in words.
 std::string device_problem(int index);
 

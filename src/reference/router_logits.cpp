@@ -21,7 +21,7 @@ void run(const RouterLogitsBackward& op, const Execution&) {
   if (op.dx.defined()) {
     for (std::int64_t t = 0; t < tokens; ++t) {
       for (std::int64_t h = 0; h < hidden; ++h) {
-        double sum = 0;
+        double sum = op.add_to_dx ? load(op.dx, t, h) : 0;
         for (std::int64_t e = 0; e < experts; ++e) sum += load(op.dlogits, t, e) * load(op.w_router, e, h);
         store(op.dx, sum, t, h);
       }

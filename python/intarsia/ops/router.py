@@ -27,6 +27,7 @@ def _logits_backward(dlogits, x, w_router, bias, need_x, need_w, need_bias, back
         dlogits=dlogits,
         x=x,
         w_router=w_router,
+        add_to_dx=False,
         dx=dx,
         dw_router=dw,
         dbias=db,

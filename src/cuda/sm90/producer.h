@@ -6,6 +6,7 @@
 // 2; MN-major: a panel of 64 columns is 64 k rows of 128 bytes, byte(k, column) the same with k for row.
 #pragma once
 
+#include "cuda/sm90/addresses.h"
 #include "cuda/sm90/arguments.h"
 #include "cuda/sm90/ptx.h"
 #include "cuda/sm90/traits.h"
@@ -116,10 +117,10 @@ class Producer {
           panel -= half * panels_of_half;  // past the last one the box lies outside the tensor: zeros
         }
         const std::uint32_t place = target + p * 8192 + part * kRows * 128;
-        if constexpr (Op::kRight == Right::ragged_panels)
-          load(tile, place, a_.right[half], panel * 64, kRaggedRows - tile.rows + k + part * kRows, kRaggedRows,
-               tile.first_row + tile.rows);
-        else load_rows_of(tile, place, a_.right[half], panel * 64, k + part * kRows);
+        if constexpr (Op::kRight == Right::ragged_panels) {
+          const RaggedRow first(tile.first_row, tile.rows, k + part * kRows);
+          load(tile, place, a_.right[half], panel * 64, first.row, first.fold, first.last);
+        } else load_rows_of(tile, place, a_.right[half], panel * 64, k + part * kRows);
       }
     }
   }
@@ -133,18 +134,19 @@ class Producer {
 
   // ---- the left operand
 
-  /// 8 neighbouring threads copy the 128 bytes of one row; a thread copies kTileM / 16 rows.
+  /// A thread copies its chunk of kTileM / 16 rows.
   __device__ void gather_rows(Scheduler<Op::kTileM, Op::kCluster, Op::kWeightGradient>& scheduler) {
-    constexpr int kPasses = Op::kTileM / 16;
-    const int chunk = thread_ % 8, first = thread_ / 8;
-    const std::uint32_t place = first * 128 + ((chunk ^ (first % 8)) << 4);
+    constexpr int kStep = GatheredRows::kStep, kPasses = Op::kTileM / kStep;
+    const GatheredRows mine(thread_);
+    const int chunk = mine.chunk, first = mine.first;
+    const std::uint32_t place = mine.place();
     const auto* base = reinterpret_cast<const uint4*>(a_.gathered.data) + chunk;
     Tile tile, following;
     int tokens[kPasses];
     const auto load_tokens = [&](const Tile& t) {
 #pragma unroll
       for (int i = 0; i < kPasses; ++i) {
-        const int row = t.m * Op::kTileM + first + i * 16;
+        const int row = t.m * Op::kTileM + first + i * kStep;
         tokens[i] = row < t.rows ? a_.gathered.find(t.first_row + row) : -1;
       }
     };
@@ -175,14 +177,14 @@ class Producer {
         const bool outside = tail && kb == blocks - 1 && kb * kTileK + chunk * 8 >= a_.k_size;
         if (missing == 0 && !outside && rows >= Op::kTileM) {
 #pragma unroll
-          for (int i = 0; i < kPasses; ++i) ptx::copy16(target + i * 2048, base + source[i] + kb * (kTileK / 8));
+          for (int i = 0; i < kPasses; ++i) ptx::copy16(target + i * (kStep * 128), base + source[i] + kb * (kTileK / 8));
         } else {
 #pragma unroll
           for (int i = 0; i < kPasses; ++i)
-            if (first + i * 16 < rows) {
+            if (first + i * kStep < rows) {
               const bool zero = outside || (missing >> i & 1);
               ptx::copy16_or_zero(
-                  target + i * 2048,
+                  target + i * (kStep * 128),
                   zero ? reinterpret_cast<const uint4*>(a_.gathered.data) : base + source[i] + kb * (kTileK / 8),
                   zero ? 0 : 16);
             }
@@ -193,14 +195,15 @@ class Producer {
     }
   }
 
-  /// 16 neighbouring threads copy the 256 bytes of one k row (two panels); a lane keeps the token of one of its 16 rows and the
-  /// warp passes them round.
+  /// A thread copies its chunk of 8 k; a lane keeps the token of one of its warp's 16 k and the warp passes them round.
   __device__ void gather_along_k(Scheduler<Op::kTileM, Op::kCluster, Op::kWeightGradient>& scheduler) {
     using Element = typename Op::Element;
-    const int chunk = thread_ % 16, first = thread_ / 16;
-    const std::uint32_t place = (chunk / 8) * 8192 + first * 128 + (((chunk % 8) ^ (first % 8)) << 4);
+    using Along = GatheredAlongK;
+    constexpr int kStep = Along::kStep;
+    const Along mine(thread_);
+    const std::uint32_t place = mine.place();
     const auto load_token = [&](const Tile& t, int kb) {
-      const int k = kb * kTileK + (lane_ / 2 % 8) * 8 + warp_ * 2 + lane_ % 2;
+      const int k = kb * kTileK + Along::k_of_lane(warp_, lane_);
       return k < t.rows ? a_.gathered.find(t.first_row + k) : -1;
     };
     Tile tile, following;
@@ -209,7 +212,7 @@ class Producer {
     while (more) {
       tile = following;
       more = scheduler.next(following);
-      const int column = tile.m * Op::kTileM + chunk * 8;
+      const int column = tile.m * Op::kTileM + mine.chunk * 8;
       const bool outside = column >= a_.hidden;
       const Element* base = a_.gathered.data + (outside ? 0 : column);
       const int blocks = k_blocks<Op>(a_, tile);
@@ -224,11 +227,11 @@ class Producer {
         }
         const std::uint32_t target = s_.left + state_.stage * Op::kLeftBytes + place;
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          const int t = __shfl_sync(0xffffffffu, token, i * 2 + lane_ / 16);
+        for (int i = 0; i < kTileK / kStep; ++i) {
+          const int t = __shfl_sync(0xffffffffu, token, Along::lane_of_pass(i, lane_));
           const bool zero = outside || t < 0;
-          ptx::copy16_or_zero(target + i * 1024, base + static_cast<std::int64_t>(t < 0 ? 0 : t) * a_.gathered.row_step,
-                              zero ? 0 : 16);
+          ptx::copy16_or_zero(target + i * (kStep * 128),
+                              base + static_cast<std::int64_t>(t < 0 ? 0 : t) * a_.gathered.row_step, zero ? 0 : 16);
         }
         ptx::copies_arrive(full());
         state_.advance();
@@ -240,7 +243,7 @@ class Producer {
     if (warp_ != 0) return;
     Tile tile;
     while (scheduler.next(tile)) {
-      const int row = kRaggedRows - tile.rows + tile.m * Op::kTileM;
+      const RaggedRow first(tile.first_row, tile.rows, tile.m * Op::kTileM);
       const int blocks = k_blocks<Op>(a_, tile);
       for (int kb = 0; kb < blocks; ++kb) {
         wait_empty();
@@ -248,8 +251,7 @@ class Producer {
           int half;
           const int k = k_of(kb, half);
           ptx::barrier_expect(full(), Op::kStageBytes);
-          ptx::load_box(s_.left + state_.stage * Op::kLeftBytes, a_.left[half], full(), k, row, kRaggedRows,
-                        tile.first_row + tile.rows);
+          ptx::load_box(s_.left + state_.stage * Op::kLeftBytes, a_.left[half], full(), k, first.row, first.fold, first.last);
           load_right(tile, kb);
         }
         state_.advance();

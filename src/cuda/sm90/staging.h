@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "cuda/epilogue.h"
+#include "cuda/sm90/addresses.h"
 #include "cuda/sm90/config.h"
 #include "cuda/sm90/ptx.h"
 
@@ -21,11 +22,6 @@ __device__ __forceinline__ void static_for(Body&& body) {
   }(std::make_integer_sequence<int, kCount>{});
 }
 
-/// 16-byte chunk `chunk` of row `row` of a 128-byte swizzled tile.
-__device__ __forceinline__ std::uint32_t swizzled(std::uint32_t tile, int row, int chunk) {
-  return tile + row * 128 + ((chunk ^ (row & 7)) << 4);
-}
-
 /// Who a consumer thread is.
 struct ConsumerThread {
   int warpgroup, warp, lane;  ///< warp within the warpgroup
@@ -37,19 +33,18 @@ struct ConsumerThread {
 
 /// Writes 64 columns of packed pairs as rows of a staging tile.
 __device__ __forceinline__ void put_tile(std::uint32_t tile, const ConsumerThread& me, const std::uint32_t (&pairs)[16]) {
-  const int row = me.warp * 16 + (me.lane & 15), half = me.lane >> 4;
 #pragma unroll
   for (int j = 0; j < 4; ++j)
-    ptx::store_matrix(swizzled(tile, row, j * 2 + half), pairs[4 * j], pairs[4 * j + 1], pairs[4 * j + 2], pairs[4 * j + 3]);
+    ptx::store_matrix(store_place(tile, me.warp, me.lane, j), pairs[4 * j], pairs[4 * j + 1], pairs[4 * j + 2],
+                      pairs[4 * j + 3]);
 }
 /// The same, transposed: row n of the staging tile is column n of the piece.
 __device__ __forceinline__ void put_tile_transposed(std::uint32_t tile, const ConsumerThread& me,
                                                     const std::uint32_t (&pairs)[16]) {
-  const int matrix = me.lane >> 3, row = ((matrix >> 1) << 3) + (me.lane & 7), chunk = me.warp * 2 + (matrix & 1);
 #pragma unroll
   for (int j = 0; j < 4; ++j)
-    ptx::store_matrix_transposed(swizzled(tile, 16 * j + row, chunk), pairs[4 * j], pairs[4 * j + 1], pairs[4 * j + 2],
-                                 pairs[4 * j + 3]);
+    ptx::store_matrix_transposed(store_place_transposed(tile, me.warp, me.lane, j), pairs[4 * j], pairs[4 * j + 1],
+                                 pairs[4 * j + 2], pairs[4 * j + 3]);
 }
 
 /// 32 floats of a fragment as 16 pairs.

@@ -1,5 +1,6 @@
 // wgmma m64nNk16: D (64, N) fp32 += A (64, 16) B (16, N) from shared memory, bfloat16 or float16, either operand K-major or
-// MN-major. The instruction wants every accumulator register by name, so the lists below come in blocks of 32.
+// MN-major; descriptors are in addresses.h. The instruction wants every accumulator register by name, so the lists below come
+// in blocks of 32.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -35,17 +36,6 @@ namespace intarsia::cuda::sm90 {
   INTARSIA_WGMMA(TYPE, "256", INTARSIA_NAMES_0 ", " INTARSIA_NAMES_1 ", " INTARSIA_NAMES_2 ", " INTARSIA_NAMES_3, "128", "129", \
                  "130", "131", "132", INTARSIA_REGISTERS_0, INTARSIA_REGISTERS_1, INTARSIA_REGISTERS_2, INTARSIA_REGISTERS_3)
 // clang-format on
-
-/// A descriptor of a 128-byte swizzled tile at a 1024-byte boundary. K-major: `leading` is unused (0), 1024 bytes lie between
-/// groups of 8 rows. MN-major: `leading` bytes lie between panels of 64 columns, 1024 between groups of 8 k.
-__device__ __forceinline__ std::uint64_t tile_descriptor(std::uint32_t address, std::uint32_t leading) {
-  constexpr std::uint64_t kSwizzle128 = std::uint64_t{1} << 62, kStride = std::uint64_t{1024 >> 4} << 32;
-  return ((address & 0x3ffffu) >> 4) | (static_cast<std::uint64_t>(leading >> 4) << 16) | kStride | kSwizzle128;
-}
-
-/// What a descriptor advances for 16 more k: 32 bytes along a K-major row, 16 rows of 128 bytes down an MN-major panel.
-template <bool kMnMajor>
-inline constexpr std::uint32_t kDescriptorStep = kMnMajor ? 2048 >> 4 : 32 >> 4;
 
 /// d += a b, or d = a b when `add` is 0.
 template <class Element, int kN, bool kLeftMnMajor, bool kRightMnMajor>
