@@ -15,15 +15,6 @@
 #include "reference/reference.h"
 
 namespace intarsia {
-
-bool device_lists_are_checked() {
-  static const bool asked = [] {
-    const char* text = std::getenv("INTARSIA_CHECK");
-    return text != nullptr && *text != '\0' && std::string_view(text) != "0";
-  }();
-  return asked;
-}
-
 namespace {
 
 /// What the choice of a backend depends on: the one device of all tensors, and whether any is float64.
@@ -125,19 +116,36 @@ std::size_t bytes_for(const Op& op, Backend backend, int workers) {
 }
 
 #if defined(INTARSIA_CUDA)
-/// The checks of the CPU on the lists of a GPU: one copy for each list, and a wait for what was queued before it.
-template <class Op>
-void validate_with_device_lists(const Op& op, int device, void* stream) {
-  HostLists lists([&](void* to, const void* from, std::size_t bytes) {
-    if (cuda::is_captured(device, stream))
-      throw Unsupported(std::string(Op::kName) +
-                        ": INTARSIA_CHECK=1 copies the index lists to the host, which cannot be part of a CUDA graph; unset it "
-                        "where graphs are captured");
-    cuda::copy_to_host(to, from, bytes, device, stream);
-  });
-  validate(lists.of(op));
+/// INTARSIA_CHECK=1: lists on a GPU are checked like those on the CPU, at the price of a copy and a wait for each.
+bool device_lists_are_checked() {
+  static const bool asked = [] {
+    const char* text = std::getenv("INTARSIA_CHECK");
+    return text != nullptr && *text != '\0' && std::string_view(text) != "0";
+  }();
+  return asked;
+}
+
+void copy_list(const char* operation, void* to, const void* from, std::size_t bytes, int device, void* stream) {
+  if (cuda::is_captured(device, stream))
+    throw Unsupported(std::string(operation) +
+                      ": INTARSIA_CHECK=1 copies the index lists to the host, which cannot be part of a CUDA graph; unset it "
+                      "where graphs are captured");
+  cuda::copy_to_host(to, from, bytes, device, stream);
 }
 #endif
+
+template <class Op>
+void validate_call(const Op& op, [[maybe_unused]] const Choice& choice, [[maybe_unused]] int device,
+                   [[maybe_unused]] void* stream) {
+#if defined(INTARSIA_CUDA)
+  if (choice.backend == Backend::cuda && choice.refusal.empty() && device_lists_are_checked()) {
+    HostLists lists(
+        [&](void* to, const void* from, std::size_t bytes) { copy_list(Op::kName, to, from, bytes, device, stream); });
+    return validate(lists.of(op));
+  }
+#endif
+  validate(op);
+}
 
 struct Checked {
   Backend backend;
@@ -148,12 +156,7 @@ template <class Op>
 Checked checked(const Op& op, const Context& context) {
   const Survey s = survey(op);
   const Choice choice = choose(s, context.backend);
-#if defined(INTARSIA_CUDA)
-  if (choice.backend == Backend::cuda && choice.refusal.empty() && device_lists_are_checked())
-    validate_with_device_lists(op, s.device.index, context.stream);
-  else
-#endif
-    validate(op);
+  validate_call(op, choice, s.device.index, context.stream);
   if (!choice.refusal.empty()) throw Unsupported(std::string(Op::kName) + ": " + choice.refusal);
   return {choice.backend, s.device.index};
 }
