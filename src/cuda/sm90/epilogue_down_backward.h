@@ -106,7 +106,7 @@ class DownBackwardEpilogue {
   __device__ void transform(std::uint32_t z_tile, int j, const float* da, const float (&score)[2], float (&dot)[2],
                             std::uint32_t* a_pairs) const {
     using Element = typename Op::Element;
-    const std::uint32_t place = swizzled(z_tile, me_.warp * 16 + (me_.lane & 15), j * 2 + (me_.lane >> 4));
+    const std::uint32_t place = store_place(z_tile, me_.warp, me_.lane, j);
     std::uint32_t gate[4], up[4] = {};
     ptx::load_matrix(place, gate);
     if constexpr (kGated) ptx::load_matrix(place + kStoreTileBytes, up);

@@ -1,6 +1,7 @@
 // Epilogues of the forward products and of up_backward: the tile's rows belong to one expert and leave as rows.
 //   UpEpilogue     z = acc + b_up (stored when asked), a = sa * act(sz * z) with sz = s for score_on = input, sa = s for inside
-//   StoreEpilogue  rows = acc, or acc + b, acc + s b (inside), s (acc + b) (output)
+//   StoreEpilogue  rows = acc, or acc + b, acc + s b (inside), s (acc + b) (output); rows += acc where asked
+//   LogitsEpilogue logits = acc + bias, in fp32 or 16 bits
 #pragma once
 
 #include "cuda/epilogue.h"
@@ -11,18 +12,16 @@
 namespace intarsia::cuda::sm90 {
 
 /// Coordinates of a piece of rows in a ragged map.
-struct RowPlace {
-  int column, row, fold, last;
-  __device__ RowPlace(const Tile& tile, int row0, int column_)
-      : column(column_), row(kRaggedRows - tile.rows + row0), fold(kRaggedRows), last(tile.first_row + tile.rows) {}
+struct RowPlace : RaggedRow {
+  int column;
+  __device__ RowPlace(const Tile& tile, int row0, int column_) : RaggedRow(tile.first_row, tile.rows, row0), column(column_) {}
   __device__ void store(const CUtensorMap& map, std::uint32_t source) const {
     ptx::store_box(map, source, column, row, fold, last);
   }
+  __device__ void add(const CUtensorMap& map, std::uint32_t source) const {
+    ptx::add_box(map, source, column, row, fold, last);
+  }
 };
-
-/// Column, within a piece of 64, of float i of a thread's fragment, and which of its two rows the float is in.
-__device__ __forceinline__ int column_of(int i, int lane) { return i / 4 * 8 + 2 * (lane % 4) + i % 2; }
-constexpr __device__ int half_of(int i) { return i / 2 % 2; }
 
 /// Scores of a thread's two rows, `row` and 8 below; 0 past the expert's end.
 __device__ __forceinline__ void load_scores(const ScoreOfRow<float>& scores, const Tile& tile, int row, float (&score)[2]) {
@@ -145,7 +144,10 @@ class StoreEpilogue {
       const std::uint32_t free = staging_.acquire();
       put_tile(free, me_, pairs);
       staging_.publish([&] {
-        if (first < tile.rows && column < a_.n_size) RowPlace(tile, first, column).store(a_.store[0], free);
+        if (first >= tile.rows || column >= a_.n_size) return;
+        const RowPlace place(tile, first, column);
+        if (a_.accumulate) place.add(a_.store[0], free);
+        else place.store(a_.store[0], free);
       });
     });
   }
@@ -165,6 +167,56 @@ class StoreEpilogue {
   const GemmArguments<typename Op::Element>& a_;
   const ConsumerThread me_;
   Staging<Op::kConfig.store_tiles, 1> staging_;
+};
+
+/// Straight from registers: the four threads of a row write 32 bytes of it, a whole sector, and any E and alignment will do.
+template <class Op>
+class LogitsEpilogue {
+ public:
+  static constexpr int kStagingBytes = 0;
+  static constexpr int kBarriers = 0;
+
+  __device__ LogitsEpilogue(const GemmArguments<typename Op::Element>& a, std::uint32_t, std::uint32_t, ConsumerThread me)
+      : a_(a), me_(me) {}
+  __device__ void begin(const Tile&, int) {}
+
+  __device__ void run(const Tile& tile, int row0, typename Op::Accumulators& acc) const {
+    static_for<Op::kBlocksM*(Op::kTileN / 8)>([&](auto block) {
+      constexpr int m = decltype(block)::value / (Op::kTileN / 8), c = decltype(block)::value % (Op::kTileN / 8);
+      const int column = tile.n * Op::kTileN + c * 8 + 2 * (me_.lane % 4);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int row = row0 + m * 64 + me_.row() + 8 * i;
+        if (row < tile.rows) put(row, column, acc[m][c * 4 + 2 * i], acc[m][c * 4 + 2 * i + 1]);
+      }
+    });
+  }
+
+ private:
+  __device__ void put(int row, int column, float low, float high) const {
+    using Element = typename Op::Element;
+    const PlainRows& to = a_.logits;
+    if (column >= a_.n_size) return;
+    if (a_.bias.data) low += a_.bias.template at<float>(0, column);
+    const bool both = column + 1 < a_.n_size;
+    if (both && a_.bias.data) high += a_.bias.template at<float>(0, column + 1);
+    const std::int64_t i = row * to.step + column;
+    const bool pair = both && i % 2 == 0;
+    if (to.is_float) {
+      float* p = static_cast<float*>(to.data) + i;
+      if (pair) return store_pair(p, low, high);
+      p[0] = low;
+      if (both) p[1] = high;
+    } else {
+      Element* p = static_cast<Element*>(to.data) + i;
+      if (pair) return store_pair(p, low, high);
+      p[0] = Element(low);
+      if (both) p[1] = Element(high);
+    }
+  }
+
+  const GemmArguments<typename Op::Element>& a_;
+  const ConsumerThread me_;
 };
 
 }  // namespace intarsia::cuda::sm90

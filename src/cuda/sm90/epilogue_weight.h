@@ -1,6 +1,5 @@
 // Epilogue of the weight gradients: the tile (m = H, n = I or gate and up panels) leaves as rows of an expert's matrix,
-// straight or transposed, in 16 bits or fp32. fp32 accumulation adds by TMA; 16-bit accumulation reads what is there, adds in
-// fp32 and rounds once.
+// straight or transposed, in 16 bits or fp32. Accumulation adds by TMA, in the gradient's own dtype.
 #pragma once
 
 #include "cuda/sm90/epilogue_rows.h"
@@ -51,26 +50,17 @@ class WeightEpilogue {
 
   /// 32 columns of floats: 64 rows of 128 bytes, or transposed two tiles of 32 rows with 32 of the piece's rows each.
   __device__ void put_floats(std::uint32_t tile, const float* f) const {
-    const int row = me_.row(), quad = me_.lane % 4;
 #pragma unroll
-    for (int b = 0; b < 4; ++b) {
-      if constexpr (!kTransposed) {
-        const int chunk = b * 2 + (quad >> 1), inside = (quad & 1) * 8;
-        ptx::store_shared(swizzled(tile, row, chunk) + inside, f[4 * b], f[4 * b + 1]);
-        ptx::store_shared(swizzled(tile, row + 8, chunk) + inside, f[4 * b + 2], f[4 * b + 3]);
-      } else {
-#pragma unroll
-        for (int x = 0; x < 4; ++x) {
-          const int n = b * 8 + 2 * quad + (x & 1), r = row + 8 * (x >> 1);
-          ptx::store_shared(swizzled(tile + (r >> 5) * 4096, n, (r & 31) >> 2) + (r & 3) * 4, f[4 * b + x]);
-        }
-      }
+    for (int i = 0; i < 16; i += kTransposed ? 1 : 2) {
+      const int row = me_.row() + 8 * half_of(i), column = column_of(i, me_.lane);
+      if constexpr (kTransposed) ptx::store_shared(float_place_transposed(tile, row, column), f[i]);
+      else ptx::store_shared(float_place(tile, row, column), f[i], f[i + 1]);
     }
   }
 
   __device__ void put(const CUtensorMap& map, std::uint32_t source, int inner, int outer, int expert) const {
     const int in_block = outer % a_.store_block, block = outer / a_.store_block;
-    if (kFloat && a_.accumulate) ptx::add_box(map, source, inner, in_block, block, expert);
+    if (a_.accumulate) ptx::add_box(map, source, inner, in_block, block, expert);
     else ptx::store_box(map, source, inner, in_block, block, expert);
   }
 

@@ -1,6 +1,5 @@
 // From accumulators to global memory: a warpgroup packs 64 x 64 pieces of its tile into swizzled staging tiles, which one
-// thread hands to TMA. A fragment of wgmma (and of mma.sync) gives a thread, for every 8 columns, columns 2 * (lane % 4) + {0,
-// 1} of the rows lane / 4 and lane / 4 + 8 of its warp's 16: 4 floats. 64 columns of it are 32 floats, 16 packed pairs.
+// thread hands to TMA. 64 columns of a thread's fragment (addresses.h) are 32 floats, 16 packed pairs.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +26,7 @@ struct ConsumerThread {
   int warpgroup, warp, lane;  ///< warp within the warpgroup
   __device__ bool leads() const { return warp == 0 && lane == 0; }
   /// First of the two rows (the other is 8 below) this thread holds of 64.
-  __device__ int row() const { return warp * 16 + lane / 4; }
+  __device__ int row() const { return row_of(warp, lane); }
   __device__ void sync() const { ptx::named_sync(6 + warpgroup, 128); }
 };
 
