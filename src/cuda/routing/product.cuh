@@ -1,4 +1,4 @@
-// C (m, n) = A (m, k) B (k, n) [+ bias (n)] for operands of any dtype and strides, in fp32 (fp64 for double), plain FMAs.
+// C (m, n) = [C +] A (m, k) B (k, n) [+ bias (n)] for operands of any dtype and strides, in fp32 (fp64 for double), plain FMAs.
 // k may be cut into slices, one a block: then their sums go to `partial` (slices, m, n) and sum_kernel adds them in order.
 #pragma once
 
@@ -13,7 +13,8 @@ struct Product {
   std::int64_t m, n, k;
   std::int64_t slice;  // a multiple of what a kernel takes of k at once
   int slices;
-  void* partial;  // fp32, or fp64 where that is computed in
+  void* partial;     // fp32, or fp64 where that is computed in
+  bool add = false;  // to C; with one slice only
 
   template <class S>
   __device__ __forceinline__ void store(S value, std::int64_t i, std::int64_t j) const {
@@ -22,6 +23,7 @@ struct Product {
       return;
     }
     if (bias.data) value += bias.template load<S>(0, j);
+    if (add) value += c.template load<S>(i, j);
     c.store(value, i, j);
   }
 };

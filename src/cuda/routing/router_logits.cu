@@ -1,12 +1,13 @@
 // router_logits: logits = x w_router^T + bias.   x (T, H), w_router (E, H), bias (E), logits (T, E).
 // router_logits_backward: dx = dlogits w_router, dw_router = dlogits^T x, dbias = column sums of dlogits.
-// Products on the tensor cores (mma_product.cuh) for bfloat16 and float16 x, fp32 weights and gradients included; plain FMAs
-// for float32 and float64 (product.cuh). fp32 accumulation. k is cut into slices by the shapes alone where tiles are few (T for
-// dw_router), partial sums added in order: the same bits every run. Any T, H, E and strides.
-// One launch a product, one more where k is cut. Workspace: the partial sums.
+// On Hopper bfloat16 x runs on wgmma (router_wgmma.h). Elsewhere products are on the tensor cores by mma.sync (mma_product.cuh)
+// for bfloat16 and float16 x, fp32 weights and gradients included; plain FMAs for float32 and float64 (product.cuh). fp32
+// accumulation. k is cut into slices by the shapes alone where tiles are few (T for dw_router), partial sums added in order:
+// the same bits every run. Any T, H, E and strides. One launch a product, one more where k is cut. Workspace: the partial sums.
 // Bytes moved: x, w_router and logits once; the products are bound by x (2 T H bytes) for E up to about 200.
 // Verify: intarsia-ops verify router_logits, intarsia-ops verify router_logits_backward
 #include "cuda/routing/mma_product.cuh"
+#include "cuda/routing/router_wgmma.h"
 
 namespace intarsia::cuda {
 namespace {
@@ -60,6 +61,7 @@ Product logits_product(const RouterLogits& op) {
 Product dx_product(const RouterLogitsBackward& op) {
   Product p{op.dlogits, op.w_router, op.dx, absent(), op.dlogits.size(0), op.x.size(1), op.dlogits.size(1), 0, 1, nullptr};
   p.slice = ceil_div(std::max<std::int64_t>(1, p.k), 64) * 64;
+  p.add = op.add_to_dx;
   return p;
 }
 Product dw_product(const RouterLogitsBackward& op) {
@@ -118,9 +120,13 @@ void launch_gradient(const Product& p, DType x, cudaStream_t stream) {
     launch_gradient<__nv_bfloat16, kLeftAlongK, 2, 2>(p, stream);  // exact enough for a bfloat16 or float16 beside an fp32 too
 }
 
-std::string explain_product(DType x) {
-  return on_tensor_cores(x) ? "cuda: tensor cores (mma.sync), fp32 operands in bfloat16 parts"
-                            : "cuda: plain products in " + std::string(to_string(x));
+template <class Op>
+std::string explain_products(const Op& op) {
+  std::string why_not;
+  if (wgmma::supports(op, &why_not)) return "cuda: wgmma, fp32 operands in bfloat16 parts";
+  return (on_tensor_cores(op.x.dtype) ? "cuda: mma.sync, fp32 operands in bfloat16 parts"
+                                      : "cuda: plain products in " + std::string(to_string(op.x.dtype))) +
+         "; no wgmma kernels: " + why_not;
 }
 
 std::size_t partial_bytes(const Product& p, DType x) {
@@ -143,19 +149,23 @@ void launch_dbias(Product p, cudaStream_t stream) {
 
 // ---- launchers
 
-std::size_t workspace_bytes(const RouterLogits& op) { return partial_bytes(logits_product(op), op.x.dtype); }
+std::size_t workspace_bytes(const RouterLogits& op) {
+  return wgmma::supports(op) ? wgmma::workspace_bytes(op) : partial_bytes(logits_product(op), op.x.dtype);
+}
 
 std::size_t workspace_bytes(const RouterLogitsBackward& op) {
   std::size_t bytes = op.dbias.defined() ? dbias_bytes(op) : 0;
-  if (op.dw_router.defined()) bytes = std::max(bytes, partial_bytes(dw_product(op), op.x.dtype));
+  if (wgmma::supports(op)) bytes = std::max(bytes, wgmma::workspace_bytes(op));
+  else if (op.dw_router.defined()) bytes = std::max(bytes, partial_bytes(dw_product(op), op.x.dtype));
   return bytes;
 }
 
-std::string explain(const RouterLogits& op) { return explain_product(op.x.dtype); }
-std::string explain(const RouterLogitsBackward& op) { return explain_product(op.x.dtype); }
+std::string explain(const RouterLogits& op) { return explain_products(op); }
+std::string explain(const RouterLogitsBackward& op) { return explain_products(op); }
 
 void run(const RouterLogits& op, const Execution& execution) {
   const DeviceGuard guard(op.x.device.index);
+  if (wgmma::supports(op)) return wgmma::run(op, execution);
   Product p = logits_product(op);
   p.partial = execution.workspace;
   launch_logits(p, op.x.dtype, stream_of(execution.stream));
@@ -164,13 +174,17 @@ void run(const RouterLogits& op, const Execution& execution) {
 void run(const RouterLogitsBackward& op, const Execution& execution) {
   const DeviceGuard guard(op.x.device.index);
   const cudaStream_t stream = stream_of(execution.stream);
-  if (op.dx.defined()) launch_gradient<true>(dx_product(op), op.x.dtype, stream);
-  if (op.dw_router.defined()) {
-    Product p = dw_product(op);
-    p.partial = execution.workspace;
-    launch_gradient<false>(p, op.x.dtype, stream);
+  if (wgmma::supports(op)) {
+    wgmma::run(op, execution);
+  } else {
+    if (op.dx.defined()) launch_gradient<true>(dx_product(op), op.x.dtype, stream);
+    if (op.dw_router.defined()) {
+      Product p = dw_product(op);
+      p.partial = execution.workspace;
+      launch_gradient<false>(p, op.x.dtype, stream);
+    }
   }
-  if (op.dbias.defined()) {  // after dw_router in the stream: it may take the same workspace
+  if (op.dbias.defined()) {  // after the others in the stream: it may take the same workspace
     Product p = dbias_product(op);
     p.partial = execution.workspace;
     if (op.x.dtype == DType::float64) launch_dbias<double>(p, stream);

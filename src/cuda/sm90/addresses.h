@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "base/activation.h"
+#include "base/host_device.h"
 #include "cuda/sm90/config.h"
 
 namespace intarsia::cuda::sm90 {

@@ -13,10 +13,17 @@
 
 namespace intarsia::cuda::sm90 {
 
+/// Rows of any alignment, in 16 bits or fp32: too narrow, often, for a tensor map.
+struct PlainRows {
+  void* data;
+  std::int64_t step;
+  bool is_float;
+};
+
 template <class Element>
 struct GemmArguments {
-  CUtensorMap left[2];   ///< rows operations with a TMA left operand: its [gate, up] halves, or one
-  CUtensorMap right[2];  ///< weights, or row buffers for weight gradients: [gate, up] halves, or one
+  CUtensorMap left[3];   ///< rows operations with a TMA left operand: its [gate, up] halves, its parts, or one
+  CUtensorMap right[3];  ///< weights, or row buffers for weight gradients: [gate, up] halves, parts, or one
   CUtensorMap store[3];  ///< z gate, z up, a | rows | dz gate, dz up, a_scaled | dw (gate, up)
   CUtensorMap z[2];      ///< down_backward: z to read
 
@@ -38,6 +45,7 @@ struct GemmArguments {
   bool accumulate;
   float grad_scale;
   float* dot_parts;  ///< (ceil(I / kRowDotColumns), R) partial sums of ds, or null
+  PlainRows logits;  ///< router_logits
 };
 
 }  // namespace intarsia::cuda::sm90

@@ -15,7 +15,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "base/activation.h"
+#include "base/host_device.h"
 #include "intarsia/types.h"
 
 namespace intarsia::cuda::sm90 {

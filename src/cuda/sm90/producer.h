@@ -38,7 +38,7 @@ struct SharedAddresses {
 template <class Op>
 __device__ int k_blocks(const GemmArguments<typename Op::Element>& a, const Tile& tile) {
   if constexpr (Op::kWeightGradient) return (tile.rows + kTileK - 1) / kTileK;
-  return (Op::kHalves == Halves::along_k ? 2 : 1) * ((a.k_size + kTileK - 1) / kTileK);
+  return Op::kPartsOfK * ((a.k_size + kTileK - 1) / kTileK);
 }
 
 template <class Op>
@@ -76,13 +76,13 @@ class Producer {
     else ptx::load_box(target, map, full(), c...);
   }
 
-  /// The k of block kb within its half, and the half.
-  __device__ int k_of(int kb, int& half) const {
-    half = 0;
-    if constexpr (Op::kHalves == Halves::along_k) {
-      const int blocks_of_half = (a_.k_size + kTileK - 1) / kTileK;
-      half = kb >= blocks_of_half ? 1 : 0;
-      kb -= half * blocks_of_half;
+  /// The k of block kb within its part of k, and the part.
+  __device__ int k_of(int kb, int& part) const {
+    part = 0;
+    if constexpr (Op::kPartsOfK > 1) {
+      const int blocks_of_part = (a_.k_size + kTileK - 1) / kTileK;
+      part = (kb >= blocks_of_part ? 1 : 0) + (Op::kPartsOfK > 2 && kb >= 2 * blocks_of_part ? 1 : 0);
+      kb -= part * blocks_of_part;
     }
     return kb * kTileK;
   }

@@ -30,6 +30,7 @@ struct ScheduleArguments {
   int m_tiles;   ///< weight operations
   int n_tiles;
   Raster raster;
+  int slice = 0;  ///< without a list: expert e has the rows from e * slice on, so many
 };
 
 /// Which of the launch's clusters this is; on the GPU nothing but special registers.
@@ -82,7 +83,8 @@ class Scheduler {
   }
 
  private:
-  INTARSIA_HOST_DEVICE int clamp(std::int32_t offset) const {
+  INTARSIA_HOST_DEVICE int offset_of(int expert) const {
+    const int offset = a_.expert_offsets ? a_.expert_offsets[expert] : expert * a_.slice;
     return offset < 0 ? 0 : (offset > a_.capacity ? a_.capacity : offset);
   }
 
@@ -91,8 +93,8 @@ class Scheduler {
       if (++band_ >= a_.raster.bands) return false;
       expert_ = 0;
     }
-    first_row_ = clamp(a_.expert_offsets[expert_]);
-    const int end = clamp(a_.expert_offsets[expert_ + 1]);
+    first_row_ = offset_of(expert_);
+    const int end = offset_of(expert_ + 1);
     rows_ = end > first_row_ ? end - first_row_ : 0;
     const int m_tiles = kWeightGradient ? a_.m_tiles : (rows_ + kTileM - 1) / kTileM;
     const int units = m_tiles / kCluster;  // of kCluster m tiles

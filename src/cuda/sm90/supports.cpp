@@ -108,7 +108,6 @@ bool supports(const DownWeightBackward& op, std::string* why_not) {
   r.gathered("dy", op.dy);
   r.rows("a_scaled", op.a_scaled);
   r.weights("dw_down", op.dw_down, 1);
-  r.need(!op.accumulate || op.dw_down.weight.dtype == DType::float32, "wgmma kernels accumulate into float32 gradients only");
   return r.verdict(why_not);
 }
 
@@ -121,7 +120,6 @@ bool supports(const UpWeightBackward& op, std::string* why_not) {
   r.gathered("x", op.x);
   r.rows("dz", op.dz);
   r.weights("dw_up", op.dw_up, halves_of(op.dw_up));
-  r.need(!op.accumulate || op.dw_up.weight.dtype == DType::float32, "wgmma kernels accumulate into float32 gradients only");
   return r.verdict(why_not);
 }
 

@@ -21,9 +21,10 @@ enum class Right {
 /// Where the two halves [gate, up] of a gated operation lie; each half has its own tensor map.
 enum class Halves {
   none,
-  stacked,  ///< up_forward: the tile's first half of columns is the gate's, the second the up's
-  along_k,  ///< up_backward: k runs over gate, then up
-  along_n   ///< up_weight_backward: n runs over gate panels, then up panels
+  stacked,        ///< up_forward: the tile's first half of columns is the gate's, the second the up's
+  along_k,        ///< up_backward: k runs over gate, then up
+  along_k_three,  ///< the router: an fp32 operand enters as 16-bit parts, k runs over three pairs of operands
+  along_n         ///< up_weight_backward: n runs over gate panels, then up panels
 };
 
 template <class Element_, GemmConfig kConfig_, Left kLeft_, Right kRight_, Halves kHalves_>
@@ -43,6 +44,7 @@ struct Operands {
   static constexpr bool kBlocked =
       (kHalves == Halves::stacked && !kRightMnMajor) || (kHalves == Halves::along_k && kRightMnMajor);
   static constexpr bool kGathered = kLeft != Left::rows;
+  static constexpr int kPartsOfK = kHalves == Halves::along_k ? 2 : kHalves == Halves::along_k_three ? 3 : 1;
 
   /// m64 blocks that one warpgroup accumulates.
   static constexpr int kBlocksM = kPingPong ? kTileM / 64 : kTileM / 64 / kConsumers;
