@@ -4,6 +4,7 @@ STEPS ?=
 TEXT ?=
 ARGS ?=
 PYTEST ?= pytest
+PYTHON ?= python3
 export TORCH
 
 bin := .venv/bin
@@ -12,11 +13,11 @@ sources := $(shell find CMakeLists.txt LICENSE README.md pyproject.toml cmake in
 cxx_files := $(shell find include src tests examples -name '*.h' -o -name '*.cpp' -o -name '*.c' -o -name '*.cu' -o -name '*.cuh')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench figures format lint asan coverage clean
+.PHONY: help demo test bench gpu-test gpu-bench figures format lint asan coverage clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
 
 demo: build/.installed  ## train a small MoE language model; STEPS=30, TEXT=path, ARGS="--router rounded"
 	$(bin)/intarsia train $(if $(STEPS),--steps $(STEPS)) $(if $(TEXT),--text $(TEXT)) $(ARGS)
@@ -27,6 +28,13 @@ test: build/.installed  ## every test: CTest, then pytest; ARGS="-k route"
 
 bench: build/.installed  ## time and memory of the layer against torch; ARGS="--repeats 3"
 	$(bin)/python bench/layer.py $(ARGS)
+
+gpu-test:  ## on a GPU machine: every GPU test, with what INTARSIA_LIBRARY_DIR has or built here; ARGS="-k layer"
+	PYTHON=$(PYTHON) tools/gpu_session $(PYTHON) -m pytest -q -p gpu_watchdog -p no:cacheprovider --override-ini addopts= \
+	  $(shell $(PYTHON) -c 'import hypothesis' 2>/dev/null || echo --noconftest) $(wildcard tests/python/test_gpu*.py) $(ARGS)
+
+gpu-bench:  ## on a GPU machine: the layer beside the bound and others; ARGS="--shapes olmoe,mixtral --merge FILE --out FILE"
+	PYTHON=$(PYTHON) tools/gpu_session $(PYTHON) bench/gpu.py $(ARGS)
 
 figures: build/.installed  ## draw docs/figures again
 	$(bin)/python tools/draw_memory.py

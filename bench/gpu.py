@@ -1,290 +1,195 @@
-"""Time and memory of the whole layer on a GPU, x and router weight to y and back to every gradient, beside others.
+"""Time and memory of the whole layer on a GPU, beside the bound and other implementations, in one process a shape.
 
-    python bench/gpu.py [--shapes sonic-7b,olmoe] [--systems intarsia,sonicmoe] [--merge FILE] [--out FILE]
+    make gpu-bench ARGS="--shapes sonic-7b,olmoe --merge FILE --out FILE"
+    python bench/gpu.py --activation silu --systems cublas_bmm_bound,intarsia,mb_like
 
-bf16, SwiGLU, softmax router, top-k not renormalised, random data. A step is forward and backward; steps are queued
-back to back and timed by events, gaps included. All systems of a shape run in one process, in turn, `--rounds` times,
-and the median of each is reported. Systems:
-  cublas_bmm_bound   the layer's six products as balanced batched products and nothing else
-  intarsia           router_logits, route, moe_mlp
-  torch_grouped_mm   torch's grouped product on a permuted copy of the rows
-  sonicmoe           SonicMoE through its adapter, when importable; `sonicmoe_kernels` is the sum of its kernels' times
-held_bytes: what forward leaves allocated for backward, y not counted; peak_bytes: most during a step above inputs and
-gradients.
+bfloat16, random data, softmax router with top-k. A step is forward and backward, from x and the router's weight to y
+and to every gradient; steps are queued back to back, hot, and timed by events, gaps included. Systems take turns,
+`--rounds` times; a figure is a median. `sonicmoe` is SonicMoE's time like everybody's, `sonicmoe_kernels` the sum of
+its kernels' times. Memory: held_bytes between forward and backward, y not counted; peak_bytes as in gpu_timing.memory;
+planned_peak_bytes is Intarsia's own plan. relative_error: y and the gradients against float32, the worst of them.
+bench/gpu_targets.py holds the figures against what is required.
 """
 
 import argparse
-import contextlib
-import datetime
 import json
-import statistics
-import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
 import intarsia
-from intarsia.presets import PRESETS
+from gpu_layers import SYSTEMS, Bound, Layer, Sizes, activate, inputs, passes
+from gpu_results import Guard, default_path, table, write
+from gpu_timing import clocks_under_load, frame, interleaved, kernel_times, memory, step_times
 
-SHAPES = [
+SHAPES = (
     "sonic-7b", "sonic-1.4b", "sonic-30b", "sonic-120b", "olmoe", "qwen3-30b", "qwen3-next", "mixtral", "dsv3",
-    "gpt-oss",
-    *(f"blaze-conf{i}" for i in range(1, 8)),
-]  # fmt: skip
-STEPS, WARM = 12, 3
+    "gpt-oss", *(f"blaze-conf{i}" for i in range(1, 8)),
+)  # fmt: skip
+BOUND = "cublas_bmm_bound"
+CHECKED_TOKENS = 512
 
 
-def inputs(T: int, H: int, I: int, E: int):
-    """x (T, H), w_router (E, H), w_up (E, 2I, H), w_down (E, H, I), dy (T, H)."""
-    generator = torch.Generator("cuda").manual_seed(0)
-
-    def normal(*shape: int, scale: float = 1.0) -> torch.Tensor:
-        return (torch.randn(*shape, device="cuda", generator=generator) * scale).to(torch.bfloat16)
-
-    leaves = (
-        normal(T, H),
-        normal(E, H, scale=H**-0.5),
-        normal(E, 2 * I, H, scale=H**-0.5),
-        normal(E, H, I, scale=I**-0.5),
-    )
-    return [leaf.requires_grad_() for leaf in leaves], normal(T, H)
+def default_shapes(activation: str) -> list[str]:
+    """All, or for the ungated activation MoEBlaze's."""
+    return [s for s in SHAPES if activation == "swiglu" or s.startswith("blaze")]
 
 
-def intarsia_layer(K: int):
-    def layer(x, w_router, w_up, w_down):
-        ids, scores = intarsia.route(intarsia.router_logits(x, w_router), K, scores="softmax")
-        return intarsia.moe_mlp(x, ids, scores, w_up, w_down)
-
-    return layer
+def usable(names: list[str], activation: str) -> list[str]:
+    """Those of the systems that compute this activation."""
+    return [n for n in names if n == BOUND or activation == "swiglu" or not SYSTEMS[n].gated_only]
 
 
-def torch_layer(K: int):
-    def layer(x, w_router, w_up, w_down):
-        scores, ids = F.linear(x, w_router).float().softmax(-1).topk(K, -1)
-        flat = ids.reshape(-1)
-        order = torch.argsort(flat, stable=True)
-        token = order // K
-        offsets = torch.bincount(flat, minlength=w_up.shape[0]).cumsum(0).to(torch.int32)
-        gate, up = torch._grouped_mm(x[token], w_up.transpose(1, 2), offs=offsets).chunk(2, -1)
-        rows = torch._grouped_mm(F.silu(gate) * up, w_down.transpose(1, 2), offs=offsets)
-        rows = rows * scores.reshape(-1)[order].to(rows.dtype).unsqueeze(-1)
-        return torch.zeros_like(x).index_add(0, token, rows)
-
-    return layer
+def planned_peak(s: Sizes, activation: str) -> int:
+    """The plan of Intarsia's step; the logits, which the softmax family keeps, are counted in bfloat16."""
+    plan = intarsia._c.plan(
+        tokens=s.T, hidden=s.H, width=s.I, experts=s.E, experts_per_token=s.K, dtype="bfloat16", activation=activation,
+        router="softmax", has_router=True, router_keeps_logits=True, backend="cuda",
+    )  # fmt: skip
+    return plan["peak_bytes"]
 
 
-def sonicmoe_layer(K: int):
-    import sonicmoe_layer as adapter
-
-    return adapter.layer(K)
+# ---- right, before fast
 
 
-LAYERS = {"intarsia": intarsia_layer, "torch_grouped_mm": torch_layer, "sonicmoe": sonicmoe_layer}
+def clear_choices(x: torch.Tensor, w_router: torch.Tensor, K: int) -> torch.Tensor:
+    """Indices of tokens whose K experts are the same however the logits are rounded to bfloat16."""
+    logits = x.float() @ w_router.float().T
+    best = logits.topk(min(K + 1, logits.shape[1]), -1).values
+    clear = torch.ones_like(best[:, 0], dtype=torch.bool) if best.shape[1] == K else best[:, -2] - best[:, -1] > 2**-5
+    return clear.nonzero().squeeze(1)
 
 
-def step_times(layer, leaves, dy) -> tuple[float, float]:
-    """Median milliseconds of forward and of backward over queued steps."""
-    marks = []
-    for step in range(WARM + STEPS):
-        start, middle, end = (torch.cuda.Event(enable_timing=True) for _ in range(3))
-        start.record()
-        y = layer(*leaves)
-        middle.record()
-        torch.autograd.grad(y, leaves, dy)
-        end.record()
-        if step >= WARM:
-            marks.append((start, middle, end))
-    torch.cuda.synchronize()
-    forward = statistics.median(start.elapsed_time(middle) for start, middle, _ in marks)
-    return forward, statistics.median(middle.elapsed_time(end) for _, middle, end in marks)
-
-
-def kernel_times(layer, leaves, dy) -> tuple[float, float]:
-    """Milliseconds of a step's kernels by the profiler, without the gaps between them: forward and backward."""
-    from torch.profiler import ProfilerActivity, profile
-
-    def total(work) -> float:
-        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-            for _ in range(4):
-                work()
-            torch.cuda.synchronize()
-        return sum(event.self_device_time_total for event in profiler.key_averages()) / 4 / 1e3
-
-    forward = total(lambda: layer(*leaves))
-    return forward, total(lambda: torch.autograd.grad(layer(*leaves), leaves, dy)) - forward
-
-
-def memory(layer, leaves, dy) -> tuple[int, int]:
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    y = layer(*leaves)
-    held = torch.cuda.memory_allocated() - before - y.numel() * y.element_size()
-    torch.cuda.reset_peak_memory_stats()
-    gradients = torch.autograd.grad(y, leaves, dy)
-    torch.cuda.synchronize()
-    peak = torch.cuda.max_memory_allocated() - before - sum(g.numel() * g.element_size() for g in gradients)
-    return held, peak
-
-
-def bound_times(T: int, H: int, I: int, E: int, K: int) -> tuple[float, float]:
-    """The six products, balanced, by torch.bmm: milliseconds forward and backward."""
-    m = T * K // E
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, device="cuda").to(torch.bfloat16)
-
-    x, w_up, z, a, w_down, rows = (
-        normal(E, m, H),
-        normal(E, 2 * I, H),
-        normal(E, m, 2 * I),
-        normal(E, m, I),
-        normal(E, H, I),
-        normal(E, m, H),
-    )
-    dw_up, dw_down, da, dx = (torch.empty_like(t) for t in (w_up, w_down, a, x))
-
-    def layer(*_):
-        torch.bmm(x, w_up.transpose(1, 2), out=z)
-        torch.bmm(a, w_down.transpose(1, 2), out=rows)
-
-    def backward():
-        torch.bmm(rows, w_down, out=da)
-        torch.bmm(rows.transpose(1, 2), a, out=dw_down)
-        torch.bmm(z, w_up, out=dx)
-        torch.bmm(z.transpose(1, 2), x, out=dw_up)
-
-    marks = []
-    for step in range(WARM + STEPS):
-        start, middle, end = (torch.cuda.Event(enable_timing=True) for _ in range(3))
-        start.record()
-        layer()
-        middle.record()
-        backward()
-        end.record()
-        if step >= WARM:
-            marks.append((start, middle, end))
-    torch.cuda.synchronize()
-    forward = statistics.median(start.elapsed_time(middle) for start, middle, _ in marks)
-    return forward, statistics.median(middle.elapsed_time(end) for _, middle, end in marks)
-
-
-def relative_error(layer, K: int, H: int, I: int, E: int, system: str) -> float:
-    """Worst of y and the gradients against float32 arithmetic over the same choice, at few tokens."""
-    leaves, dy = inputs(512, H, I, E)
-    wide = [leaf.detach().float().requires_grad_() for leaf in leaves]
-    exact = F.linear(wide[0], wide[1]).softmax(-1)
-    # ours chooses by float32 logits, the others by logits rounded to bfloat16
-    ids = (exact if system == "intarsia" else F.linear(leaves[0], leaves[1]).float()).topk(K, -1).indices
-    scores = exact.gather(1, ids)
-    expected = torch.zeros_like(wide[0])
-    up = torch.cat([wide[2][:, ::2], wide[2][:, 1::2]], 1) if system == "sonicmoe" else wide[2]
-    for e in range(E):
-        token, place = (ids == e).nonzero(as_tuple=True)
+def reference(x, w_router, w_up, w_down, K: int, activation: str, alternating: bool) -> torch.Tensor:
+    """y by a loop over experts, in the inputs' precision."""
+    scores, ids = F.linear(x, w_router).softmax(-1).topk(K, -1)
+    if alternating:
+        w_up = torch.cat([w_up[:, ::2], w_up[:, 1::2]], 1)
+    y = torch.zeros_like(x)
+    for e, (up, down) in enumerate(zip(w_up.unbind(0), w_down.unbind(0), strict=True)):
+        token, slot = (ids == e).nonzero(as_tuple=True)
         if token.numel():
-            gate, value = (wide[0][token] @ up[e].T).chunk(2, -1)
-            expected = expected.index_add(
-                0, token, (F.silu(gate) * value) @ wide[3][e].T * scores[token, place].unsqueeze(1)
-            )
+            rows = activate(x[token] @ up.T, activation) @ down.T
+            y = y.index_add(0, token, rows * scores[token, slot].unsqueeze(1))
+    return y
+
+
+def relative_error(layer: Layer, s: Sizes, activation: str, alternating: bool) -> float:
+    """Worst relative difference of y and the gradients from float32 arithmetic, on a few tokens."""
+    many = Sizes(4 * CHECKED_TOKENS, s.H, s.I, s.E, s.K)
+    (x, *weights), dy = inputs(many, activation, seed=1)
+    token = clear_choices(x.detach(), weights[0].detach(), s.K)[:CHECKED_TOKENS]
+    leaves, dy = [x.detach()[token].requires_grad_(), *weights], dy[token]
+    wide = [t.detach().float().requires_grad_() for t in leaves]
+    expected = reference(*wide, s.K, activation, alternating)
+    expected = [expected, *torch.autograd.grad(expected, wide, dy.float())]
     y = layer(*leaves)
-    got, want = [y, *torch.autograd.grad(y, leaves, dy)], [expected, *torch.autograd.grad(expected, wide, dy.float())]
-    return max(((g.float() - w).norm() / w.norm()).item() for g, w in zip(got, want, strict=True))
+    got = [y, *torch.autograd.grad(y, leaves, dy)]
+    return max(((g.float() - e).norm() / e.norm()).item() for g, e in zip(got, expected, strict=True))
 
 
-def measure(shape: str, systems: list[str], rounds: int) -> list[dict]:
-    preset = PRESETS[shape]
-    T, H, I, E, K = preset.tokens, preset.hidden, preset.width, preset.experts, preset.experts_per_token
-    times: dict[str, list[tuple[float, float]]] = {}
-    rows, errors, bytes_of = [], {}, {}
-    leaves, dy = inputs(T, H, I, E)
-    for _ in range(rounds):
-        for system in systems:
-            if system == "cublas_bmm_bound":
-                times.setdefault(system, []).append(bound_times(T, H, I, E, K))
-                continue
-            layer = LAYERS[system](K)
-            if system not in errors:
-                errors[system] = relative_error(layer, K, H, I, E, system)
-                layer(*leaves)
-                bytes_of[system] = memory(layer, leaves, dy)
-            times.setdefault(system, []).append(step_times(layer, leaves, dy))
-            if system == "sonicmoe":
-                times.setdefault("sonicmoe_kernels", []).append(kernel_times(layer, leaves, dy))
-            torch.cuda.empty_cache()
-    for system, pairs in times.items():
-        held, peak = bytes_of.get(system, (None, None))
-        row = {
-            "shape": shape, "system": system, "activation": "swiglu",
-            "forward_ms": statistics.median(f for f, _ in pairs), "backward_ms": statistics.median(b for _, b in pairs),
-            "held_bytes": held, "peak_bytes": peak, "relative_error": errors.get(system),
-        }  # fmt: skip
-        rows.append(row)
-    return rows
+# ---- one shape
 
 
-def table(rows: list[dict]) -> str:
-    lines = [
-        f"{'shape':13} {'system':18} {'fwd ms':>8} {'bwd ms':>8} {'of bound':>12} {'held MiB':>9} {'peak':>9}    error"
-    ]
-    bounds = {r["shape"]: r for r in rows if r["system"] == "cublas_bmm_bound"}
-    for r in rows:
-        bound = bounds.get(r["shape"])
-        share = (
-            f"{bound['forward_ms'] / r['forward_ms']:.2f} / {bound['backward_ms'] / r['backward_ms']:.2f}"
-            if bound
-            else ""
-        )
-        mib = [f"{r[k] / 2**20:9.0f}" if r[k] is not None else " " * 9 for k in ("held_bytes", "peak_bytes")]
-        error = f"{r['relative_error']:.1e}" if r["relative_error"] is not None else ""
-        lines.append(
-            f"{r['shape']:13} {r['system']:18} {r['forward_ms']:8.3f} {r['backward_ms']:8.3f} {share:>12} "
-            f"{' '.join(mib)} {error:>8}"
-        )
-    return "\n".join(lines)
-
-
-def clocks() -> str:
-    query = ["nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,power.draw,temperature.gpu", "--format=csv,noheader"]
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        return subprocess.run(query, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-    return "unknown"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", default=",".join(SHAPES))
-    parser.add_argument("--systems", default="cublas_bmm_bound,intarsia,torch_grouped_mm,sonicmoe")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument(
-        "--merge", type=Path, help="rows of an earlier file for shapes and systems that are not run now"
-    )
-    parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
-    rows = []
-    for shape in arguments.shapes.split(","):
-        try:
-            new = measure(shape, arguments.systems.split(","), arguments.rounds)
-        except (RuntimeError, ImportError) as error:
-            print(f"{shape}: {type(error).__name__}: {error}", file=sys.stderr)
+def contenders(shape: str, activation: str, systems: list[str], guard: Guard) -> tuple[dict, dict[str, dict]]:
+    """What to time, (forward, backward) by system, and the other fields of its row. A system that fails is left out."""
+    s = Sizes.of(shape)
+    leaves, dy = inputs(s, activation)
+    found, fields = {}, {}
+    for name in systems:
+        label = f"{shape} {activation} {name}"
+        if name == BOUND:
+            bound = guard(label, partial(Bound, s, activation))
+            if bound is not None:
+                found[name], fields[name] = (bound.forward, bound.backward), {}
             continue
-        rows += new
-        print(table(new), flush=True)
-    if arguments.merge:
-        done = {(r["shape"], r["system"]) for r in rows}
-        rows += [r for r in json.loads(arguments.merge.read_text())["rows"] if (r["shape"], r["system"]) not in done]
-    if arguments.out:
-        result = {
-            "device": torch.cuda.get_device_name(),
-            "date": datetime.date.today().isoformat(),
-            "torch": torch.__version__,
-            "intarsia": intarsia.__version__,
-            "clocks": clocks(),
-            "command": " ".join(["python", *sys.argv]),
-            "rows": rows,
-        }  # fmt: skip
-        arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+        layer = guard(label, partial(SYSTEMS[name].make, s.K, activation))
+        if layer is None:
+            continue
+        pair = passes(layer, leaves, dy)
+        error = guard(f"{label}: error", partial(relative_error, layer, s, activation, SYSTEMS[name].alternating))
+        torch.cuda.empty_cache()
+        used = guard(f"{label}: memory", partial(memory, *pair))
+        if used is not None:  # it runs
+            found[name] = pair
+            fields[name] = {"held_bytes": used[0], "peak_bytes": used[1], "relative_error": error}
+    if "intarsia" in fields:
+        fields["intarsia"]["planned_peak_bytes"] = guard(f"{shape}: plan", partial(planned_peak, s, activation))
+    return found, fields
+
+
+def measure(shape: str, activation: str, systems: list[str], rounds: int, guard: Guard) -> tuple[list[dict], str]:
+    """The shape's rows, and the clocks under Intarsia's load, empty where nobody could ask."""
+    found, fields = contenders(shape, activation, systems, guard)
+    timed = {name: partial(step_times, *pair) for name, pair in found.items()}
+    if "sonicmoe" in found:
+        timed["sonicmoe_kernels"] = partial(kernel_times, *found["sonicmoe"])
+    times = interleaved(timed, rounds, guard, f"{shape} {activation}")
+    empty = dict.fromkeys(("held_bytes", "peak_bytes", "planned_peak_bytes", "relative_error"))
+    rows = [
+        {"shape": shape, "system": name, "activation": activation, "forward_ms": forward, "backward_ms": backward}
+        | empty
+        | fields.get(name, {})
+        for name, (forward, backward) in times.items()
+    ]
+    clocks = ""
+    if "intarsia" in found:
+        forward, backward = found["intarsia"]
+        clocks = guard(f"{shape}: clocks", lambda: clocks_under_load(lambda: backward(forward()))) or ""
+    return rows, clocks
+
+
+# ---- the command
+
+
+def names(text: str) -> list[str]:
+    return text.split(",")
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", type=names, help="default: all")
+    parser.add_argument("--systems", type=names, help="default: all that can be imported")
+    parser.add_argument("--activation", type=names, default=["swiglu"], help="swiglu, silu or both")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--merge", type=Path, help="an earlier file; its rows that are not measured now are kept")
+    parser.add_argument("--out", type=Path, help="for all shapes or with --merge: bench/results/<device>-<date>.json")
+    parsed = parser.parse_args(arguments)
+    for name, known in (("shapes", SHAPES), ("systems", (BOUND, *SYSTEMS)), ("activation", ("swiglu", "silu"))):
+        unknown = set(getattr(parsed, name) or ()) - set(known)
+        if unknown:
+            parser.error(f"--{name}: expected some of {', '.join(known)}; got {', '.join(sorted(unknown))}")
+    return parsed
+
+
+def main() -> int:
+    arguments = parse()
+    systems = arguments.systems
+    if systems is None:
+        absent = {name: missing for name, system in SYSTEMS.items() if (missing := system.missing())}
+        systems = [BOUND, *(name for name in SYSTEMS if name not in absent)]
+        print(f"not importable: {', '.join(absent) or 'none'}", flush=True)
+    earlier = json.loads(arguments.merge.read_text()) if arguments.merge else None
+    head = frame() | {"clocks": {}}
+    out = arguments.out
+    if out is None and (arguments.shapes is None or arguments.merge):
+        out = default_path(head["device"], head["date"])
+    guard, rows = Guard(), []
+    for activation in arguments.activation:
+        for shape in arguments.shapes or default_shapes(activation):
+            work = partial(measure, shape, activation, usable(systems, activation), arguments.rounds, guard)
+            new, clocks = guard(f"{shape} {activation}", work) or ([], "")
+            torch.cuda.empty_cache()
+            rows += new
+            head["clocks"] |= {f"{shape} {activation}": clocks} if clocks else {}
+            print(table(new), flush=True)
+            if out:
+                write(out, head, rows, earlier)
+    return guard.status()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
