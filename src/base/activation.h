@@ -5,14 +5,9 @@
 
 #include <cmath>
 
+#include "base/host_device.h"
 #include "intarsia/config.h"
 #include "intarsia/error.h"
-
-#if defined(__CUDACC__)
-#define INTARSIA_HOST_DEVICE __host__ __device__
-#else
-#define INTARSIA_HOST_DEVICE
-#endif
 
 namespace intarsia {
 

@@ -44,8 +44,9 @@ S log_sum_exp(const S* logits, std::int64_t experts) {
 }
 
 template <class S>
-S log_sigmoid(S x) {
-  return std::min(x, S(0)) - std::log1p(std::exp(-std::abs(x)));
+INTARSIA_HOST_DEVICE S log_sigmoid(S x) {
+  using std::exp, std::fabs, std::log1p;
+  return (x < S(0) ? x : S(0)) - log1p(exp(-fabs(x)));
 }
 
 /// probabilities = sigmoid(logits) / their sum, through the logarithm: logits of -1000 still give a distribution, never 0 / 0.

@@ -7,6 +7,7 @@
 // and lists of tokens from those bits. Nine launches, two more for each further panel of experts. Moves T*E logits three times,
 // T*E keys (4 bytes) about six times, mostly through L2. Workspace: 12 bytes a slot, 8 a token, T*E/4, and the keys of a panel
 // of experts: at most 256 MiB, or 32 experts. Verify: intarsia-ops verify round_tokens (SonicMoE, section 5)
+#include "base/random.h"
 #include "cuda/routing/index_tiles.cuh"
 #include "cuda/routing/round_border.cuh"
 
@@ -16,17 +17,6 @@ namespace {
 constexpr int kMaxRoundExperts = 4096;  // checked by the api
 
 // ---- kernels
-
-/// base/random.h's uniform01, which is not compiled for the device.
-__device__ double device_uniform01(std::uint64_t seed, std::uint64_t counter) {
-  const auto mix = [](std::uint64_t x) {
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-  };
-  constexpr std::uint64_t kGolden = 0x9e3779b97f4a7c15u;
-  return static_cast<double>(mix(mix(seed + kGolden) + kGolden * (counter + 1)) >> 11) * 0x1p-53;
-}
 
 struct RoundRule {
   Rounding rounding;
@@ -38,8 +28,7 @@ struct RoundRule {
       case Rounding::up: return true;
       case Rounding::nearest: return 2 * rest > tile;
       case Rounding::stochastic:
-        return device_uniform01(seed, static_cast<std::uint64_t>(expert)) <
-               static_cast<double>(rest) / static_cast<double>(tile);
+        return uniform01(seed, static_cast<std::uint64_t>(expert)) < static_cast<double>(rest) / static_cast<double>(tile);
       default: return false;
     }
   }

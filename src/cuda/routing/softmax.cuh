@@ -1,15 +1,10 @@
-// Rows of logits on the GPU: the functions of base/softmax.h, and a row's softmax in two numbers.
+// Rows of logits on the GPU: a row's softmax in two numbers.
 #pragma once
 
-#include "base/activation.h"
+#include "base/softmax.h"
 #include "cuda/routing/kernel.cuh"
 
 namespace intarsia::cuda {
-
-template <class S>
-__device__ __forceinline__ S log_sigmoid(S x) {
-  return (x < S(0) ? x : S(0)) - log1p(exp(-fabs(x)));
-}
 
 inline bool by_sigmoid(RouterScores kind) { return kind == RouterScores::sigmoid || kind == RouterScores::sigmoid_group; }
 
