@@ -34,6 +34,7 @@ struct PlanOptions {
   bool router_keeps_logits = false;  // 2TE in bf16 instead of recomputing them (families that need logits)
   bool has_router = false;           // count ids, scores and what route's backward needs
   bool weight_gradient = true;       // false: experts are frozen
+  bool bias_gradient = false;        // db_up or db_down is wanted
   Backend backend = Backend::cpu;
   int threads = 1;
 };

@@ -28,6 +28,7 @@ void fields(V& v, PlanOptions& o) {
   v.value("router_keeps_logits", o.router_keeps_logits);
   v.value("has_router", o.has_router);
   v.value("weight_gradient", o.weight_gradient);
+  v.value("bias_gradient", o.bias_gradient);
   v.value("backend", o.backend);
   v.value("threads", o.threads);
 }

@@ -32,6 +32,7 @@ PlanOptions plan_options(const LayerBackward& op) {
   return {.save = op.z.defined() ? SaveMode::preactivation : SaveMode::input,
           .overwrite_z = op.overwrite_z,
           .weight_gradient = op.dw_down.defined(),
+          .bias_gradient = op.db_up.defined() || op.db_down.defined(),
           .backend = Backend::cuda};
 }
 
@@ -45,7 +46,6 @@ class Workspace {
   std::size_t bytes() const { return backward_ ? plan_.backward_workspace_bytes : plan_.forward_workspace_bytes; }
   std::size_t bytes_of(const char* name) const { return find(name) ? align_up(find(name)->bytes) : 0; }
   std::byte* memory(const char* name) const { return address(find(name) ? find(name)->offset : 0); }
-  std::byte* end() const { return address(bytes()); }
 
   /// A rank-2 buffer, or an absent view when this layer has none of that name.
   TensorView matrix(const char* name) const {
@@ -104,22 +104,6 @@ void forward_operations(const LayerForward& op, const Workspace& space, Visit&& 
                   .y = op.y});
 }
 
-/// bias_backward as this layer calls it.
-BiasBackward bias_backward(const LayerBackward& op, const TensorView& dz) {
-  return {.dz = op.db_up.defined() ? dz : TensorView{},
-          .dy = op.db_down.defined() ? op.dy : TensorView{},
-          .expert_offsets = op.expert_offsets,
-          .row_token = op.row_token,
-          .scores = op.scores,
-          .row_slot = op.row_slot,
-          .score_on = op.score_on,
-          .gate_block = op.w_up.second.defined() ? 0 : op.w_up.gate_block,
-          .accumulate = op.accumulate,
-          .grad_scale = op.grad_scale,
-          .db_up = op.db_up,
-          .db_down = op.db_down};
-}
-
 template <class Visit>
 void backward_operations(const LayerBackward& op, const Workspace& space, Visit&& visit) {
   const TensorView z = op.z.defined() ? op.z : space.matrix("z");
@@ -167,13 +151,20 @@ void backward_operations(const LayerBackward& op, const Workspace& space, Visit&
                            .accumulate = op.accumulate,
                            .grad_scale = op.grad_scale,
                            .dw_up = op.dw_up});
-  if (op.db_up.defined() || op.db_down.defined()) {
-    // The place of dx_rows is free until up_backward; where it is too small the block is longer by what is needed.
-    const BiasBackward bias = bias_backward(op, dz);
-    const std::size_t bytes = cuda::workspace_bytes(bias);
-    const bool fits = bytes <= space.bytes_of("dx_rows");
-    visit(bias, fits ? space.memory("dx_rows") : space.end(), bytes);
-  }
+  if (op.db_up.defined() || op.db_down.defined())
+    visit(BiasBackward{.dz = op.db_up.defined() ? dz : TensorView{},
+                       .dy = op.db_down.defined() ? op.dy : TensorView{},
+                       .expert_offsets = op.expert_offsets,
+                       .row_token = op.row_token,
+                       .scores = op.scores,
+                       .row_slot = op.row_slot,
+                       .score_on = op.score_on,
+                       .gate_block = op.w_up.second.defined() ? 0 : op.w_up.gate_block,
+                       .accumulate = op.accumulate,
+                       .grad_scale = op.grad_scale,
+                       .db_up = op.db_up,
+                       .db_down = op.db_down},
+          space.memory("bias_sums"), space.bytes_of("bias_sums"));
   if (!op.dx.defined()) return;
   const bool sorted = !op.row_token.defined();
   const TensorView dx_rows = sorted ? op.dx : space.matrix("dx_rows");
@@ -210,13 +201,7 @@ struct Describer {
 
 std::size_t workspace_bytes(const LayerForward& op) { return Workspace(op, false, nullptr).bytes(); }
 
-std::size_t workspace_bytes(const LayerBackward& op) {
-  const Workspace space(op, true, nullptr);
-  if (!op.db_up.defined() && !op.db_down.defined()) return space.bytes();
-  const TensorView dz = op.z.defined() ? op.z : space.matrix("z");  // of the shape and strides that count
-  const std::size_t bias = cuda::workspace_bytes(bias_backward(op, dz));
-  return space.bytes() + (bias <= space.bytes_of("dx_rows") ? 0 : align_up(bias));
-}
+std::size_t workspace_bytes(const LayerBackward& op) { return Workspace(op, true, nullptr).bytes(); }
 
 std::string explain(const LayerForward& op) {
   Describer describer;

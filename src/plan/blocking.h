@@ -1,6 +1,7 @@
 // How the backends cut the layer's work: pure arithmetic, shared by the plan, src/cpu and src/cuda.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -35,5 +36,14 @@ CpuBlocking cpu_blocking(const LayerShape&);
 
 /// CUDA: columns of I over which one kernel tile of down_backward sums ds; the sums of all tiles are added up afterwards.
 inline constexpr std::int64_t kRowDotColumns = 128;
+
+/// CUDA: bias_backward sums over slices of the rows, at most 1024 of them or 128 rows each, and then over an expert's slices.
+struct BiasSlices {
+  std::int64_t rows, size, count;
+  explicit BiasSlices(std::int64_t r)
+      : rows(r), size(std::max<std::int64_t>(128, (r + 1023) / 1024)), count((r + size - 1) / size) {}
+  /// Sums of one column: walking down the rows, slice and expert only grow, so that of (slice, expert) lies at slice + expert.
+  std::int64_t sums(std::int64_t experts) const { return count + experts; }
+};
 
 }  // namespace intarsia

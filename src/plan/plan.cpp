@@ -135,6 +135,9 @@ class Planner {
     if (o_.weight_gradient || o_.save == SaveMode::input) work("a_scaled", s_.width, kDownBackward, kDownWeightBackward);
     add("row_dots", {(s_.width + kRowDotColumns - 1) / kRowDotColumns, rows_}, score_dtype(), BufferKind::workspace,
         kDownBackward, kDownBackward);
+    if (o_.bias_gradient)  // one gradient after the other, in the same place
+      add("bias_sums", {BiasSlices(rows_).sums(s_.experts), std::max(z_width(), s_.hidden)}, score_dtype(),
+          BufferKind::workspace, kBiasBackward, kBiasBackward);
     if (!s_.sorted_rows) work("dx_rows", s_.hidden, kUpBackward, kCombineBackward);
   }
 

@@ -30,11 +30,12 @@ TEST(Plan, FamiliesSaveWhatTheirBackwardNeeds) {
 }
 
 TEST(Plan, LiveBuffersNeverOverlap) {
-  for (int choice = 0; choice < 16; ++choice) {
+  for (int choice = 0; choice < 32; ++choice) {
     LayerShape s = qwen3();
     s.sorted_rows = choice & 1;
     const Plan plan = plan_layer(s, {.save = choice & 2 ? SaveMode::input : SaveMode::preactivation,
                                      .overwrite_z = (choice & 4) != 0,
+                                     .bias_gradient = (choice & 16) != 0,
                                      .backend = choice & 8 ? Backend::cuda : Backend::cpu,
                                      .threads = 2});
     for (const Buffer& a : plan.buffers)
@@ -49,6 +50,28 @@ TEST(Plan, LiveBuffersNeverOverlap) {
         EXPECT_EQ(a.offset % 256, 0u);
       }
   }
+}
+
+TEST(Plan, BiasSumsTakeThePlaceOfWhatIsDead) {
+  LayerShape s = qwen3();
+  const auto cuda = [&](bool bias) { return plan_layer(s, {.bias_gradient = bias, .backend = Backend::cuda}); };
+  for (const bool sorted : {false, true}) {
+    s.sorted_rows = sorted;
+    const Plan plan = cuda(true);
+    const Buffer* sums = plan.backward_workspace("bias_sums");
+    ASSERT_NE(sums, nullptr);
+    // 4096 * 8 rows are 256 slices of 128; 2048 columns of db_down are more than 2 * 768 of db_up
+    EXPECT_EQ(sums->bytes, (256u + 128u) * 2048u * 4u);
+    EXPECT_EQ(plan.steps[static_cast<std::size_t>(sums->first)], "bias_backward");
+    EXPECT_EQ(sums->first, sums->last);
+    EXPECT_EQ(plan.backward_workspace_bytes, cuda(false).backward_workspace_bytes)
+        << "a' was there, and is not needed any more";
+  }
+  s = {.tokens = 3, .hidden = 4096, .width = 8, .experts = 64, .sorted_rows = true};  // nothing to take the place of
+  const std::size_t more = cuda(true).backward_workspace_bytes - cuda(false).backward_workspace_bytes;
+  EXPECT_GT(more, 0u);
+  EXPECT_LE(more, 65u * 4096u * 4u);
+  EXPECT_EQ(plan_layer(qwen3(), {.bias_gradient = true}).backward_workspace("bias_sums"), nullptr) << "the CPU needs none";
 }
 
 TEST(Plan, PeakCountsWhatLivesTogether) {

@@ -2,21 +2,15 @@
 // dz (R, G*I) [gate, up], dy (T, H) or (R, H), db_up (E, G*I) in the order of gate_block, db_down (E, H).
 // Experts without rows: zeros, or untouched when `accumulate`.
 // Column sums in fp32, in an order that depends on the offsets alone: rows are cut into fixed slices, and a slice gives one
-// partial sum for each expert it meets; the partial sums of an expert are then added slice by slice. Walking down the rows,
-// slice and expert only grow, so the partial sum of (slice, expert) lies at slice + expert, and (slices + E) places are enough.
+// partial sum for each expert it meets; the partial sums of an expert are then added slice by slice (BiasSlices).
 // Two launches for each gradient. Reads dz or dy once: bound by memory. Workspace: (slices + E) rows of the widest gradient.
 // Verify: intarsia-ops verify bias_backward
 #include "base/rows.h"
 #include "cuda/routing/vector.cuh"
+#include "plan/blocking.h"
 
 namespace intarsia::cuda {
 namespace {
-
-/// At most 1024 slices, or 128 rows each.
-struct Slices {
-  std::int64_t rows, size, count;
-  explicit Slices(std::int64_t r) : rows(r), size(std::max<std::int64_t>(128, ceil_div(r, 1024))), count(ceil_div(r, size)) {}
-};
 
 /// What a row adds: weight(r) * source[place(r)].
 template <class T>
@@ -144,7 +138,7 @@ std::int64_t row_count(const BiasBackward& op) {
 template <class T, class S = Wide<T>>
 void launch_bias(const BiasBackward& op, const Source<T>& source, const TensorView& db, std::int64_t gate_block, S* partial,
                  cudaStream_t stream) {
-  const Slices slices(row_count(op));
+  const BiasSlices slices(row_count(op));
   const std::int64_t columns = db.size(1);
   const int experts = static_cast<int>(op.expert_offsets.size(0) - 1);
   const Offsets offsets{op.expert_offsets.as<const std::int32_t>(), experts, slices.rows};
@@ -190,12 +184,12 @@ DType dtype_of(const BiasBackward& op) { return op.dz.defined() ? op.dz.dtype : 
 std::size_t workspace_bytes(const BiasBackward& op) {
   const std::int64_t columns =
       std::max(op.db_up.defined() ? op.db_up.size(1) : 0, op.db_down.defined() ? op.db_down.size(1) : 0);
-  const std::int64_t places = Slices(row_count(op)).count + op.expert_offsets.size(0) - 1;
+  const std::int64_t places = BiasSlices(row_count(op)).sums(op.expert_offsets.size(0) - 1);
   return align_up(static_cast<std::size_t>(places * columns) * (dtype_of(op) == DType::float64 ? 8 : 4));
 }
 
 std::string explain(const BiasBackward& op) {
-  return "cuda: column sums of " + std::to_string(Slices(row_count(op)).count) +
+  return "cuda: column sums of " + std::to_string(BiasSlices(row_count(op)).count) +
          " slices of rows, then of each expert's slices";
 }
 
