@@ -77,7 +77,7 @@ INTARSIA_EXPORT intarsia_status intarsia_doctor(const char** json);
 
 INTARSIA_EXPORT int intarsia_num_threads(void);
 INTARSIA_EXPORT intarsia_status intarsia_set_num_threads(int threads);
-/* Bytes the host allocator has given out: now and at most since the reset. */
+/* Bytes of the host allocator plus workspaces on GPUs: now, and at most since the reset (the sum of both peaks). */
 INTARSIA_EXPORT void intarsia_memory(size_t* live, size_t* peak);
 INTARSIA_EXPORT void intarsia_memory_reset(void);
 

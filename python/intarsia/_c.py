@@ -195,7 +195,7 @@ def set_num_threads(threads: int) -> None:
 
 
 def memory() -> tuple[int, int]:
-    """Bytes that the core's host allocator has given out: (now, at most since memory_reset)."""
+    """Bytes of the core's host allocator plus workspaces on GPUs: (now, at most since memory_reset)."""
     live, peak = ctypes.c_size_t(), ctypes.c_size_t()
     library.intarsia_memory(ctypes.byref(live), ctypes.byref(peak))
     return live.value, peak.value

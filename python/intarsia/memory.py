@@ -49,6 +49,7 @@ class LayerSize:
     activation: str = "swiglu"
     dtype: str = "bfloat16"
     scores: str = "softmax_renorm"
+    bias: bool = False
 
     @classmethod
     def of(cls, preset: Preset, tokens: int | None = None, dtype: str = "bfloat16") -> "LayerSize":
@@ -67,6 +68,7 @@ class LayerSize:
             activation=preset.activation,
             dtype=dtype,
             scores=preset.scores,
+            bias=preset.bias,
         )
 
     @property
@@ -78,11 +80,17 @@ class LayerSize:
         return {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}[self.dtype]
 
 
-def plan(size: LayerSize, save: str = "preactivation") -> dict:
+def backend_here() -> str:
+    """The backend that layers use on this machine where they can choose: "cuda", or "cpu"."""
+    return "cuda" if torch.cuda.is_available() and _c.doctor()["cuda_kernels"] else "cpu"
+
+
+def plan(size: LayerSize, save: str = "preactivation", backend: str = "cpu") -> dict:
     """The core's plan of one training step: saved_bytes, peak_bytes, buffers with name, shape, dtype, bytes, lifetime.
 
-    Peak: most bytes alive at once above x and the weights, gradients of both excluded; of the CPU backend with as many
-    threads as it would use now. A shared expert is not counted.
+    Peak: most bytes alive at once above x and the weights, gradients of both excluded. The workspaces are those of
+    `backend`, "cuda" or "cpu" (with as many threads as it would use now); neither needs the device. A shared expert is
+    not counted.
     """
     return _c.plan(
         tokens=size.tokens,
@@ -95,6 +103,8 @@ def plan(size: LayerSize, save: str = "preactivation") -> dict:
         save=save,
         router=size.scores,
         has_router=True,
+        bias_gradient=size.bias,
+        backend=backend,
         threads=torch.get_num_threads(),
     )
 
@@ -145,7 +155,7 @@ def _sonicmoe(size: LayerSize) -> dict:
     }
 
 
-def report(size: LayerSize) -> dict:
-    """{"size": ..., "modes": {mode: plan}, "peers": {name: ...}}: what `intarsia memory --json` prints."""
-    modes = {mode: plan(size, mode) for mode in SAVE_MODES}
-    return {"size": {**size.__dict__, "rows": size.rows}, "modes": modes, "peers": peers(size)}
+def report(size: LayerSize, backend: str = "cpu") -> dict:
+    """What `intarsia memory --json` prints: {"size", "backend", "modes": {mode: plan}, "peers": {name: ...}}."""
+    modes = {mode: plan(size, mode, backend) for mode in SAVE_MODES}
+    return {"size": {**size.__dict__, "rows": size.rows}, "backend": backend, "modes": modes, "peers": peers(size)}

@@ -14,6 +14,7 @@
 #include "api/fields.h"
 #include "api/plan_fields.h"
 #include "api/schema.h"
+#include "base/memory_counter.h"
 #include "intarsia/error.h"
 #include "intarsia/version.h"
 
@@ -228,9 +229,12 @@ intarsia_status intarsia_set_num_threads(int threads) {
 }
 
 void intarsia_memory(size_t* live, size_t* peak) {
-  const AllocatorStats stats = host_allocator_stats();
-  *live = stats.live;
-  *peak = stats.peak;
+  const AllocatorStats host = host_allocator_stats(), device = device_workspaces().stats();
+  *live = host.live + device.live;
+  *peak = host.peak + device.peak;
 }
 
-void intarsia_memory_reset(void) { reset_host_allocator_stats(); }
+void intarsia_memory_reset(void) {
+  reset_host_allocator_stats();
+  device_workspaces().reset();
+}

@@ -7,6 +7,7 @@
 #include "api/fields.h"
 #include "api/host_lists.h"
 #include "api/validate.h"
+#include "base/memory_counter.h"
 #include "base/parallel.h"
 #include "cpu/cpu.h"
 #if defined(INTARSIA_CUDA)
@@ -16,6 +17,10 @@
 
 namespace intarsia {
 namespace {
+
+std::string device_text(Device device) {
+  return device.type == DeviceType::cpu ? "cpu" : "cuda:" + std::to_string(device.index);
+}
 
 /// What the choice of a backend depends on: the one device of all tensors, and whether any is float64.
 struct Survey {
@@ -33,8 +38,8 @@ struct Survey {
       device = v.device;
       first = name;
     } else if (!(v.device == device)) {
-      throw InvalidArgument(std::string(operation) + ": " + name + ": expected a tensor on the device of " + first +
-                            "; move it there");
+      throw InvalidArgument(std::string(operation) + ": " + name + ": expected a tensor on " + device_text(device) + " like " +
+                            first + ", got one on " + device_text(v.device) + "; move it there");
     }
     if (v.dtype == DType::float64) float64 = true;
     if (v.dtype == DType::bfloat16 || v.dtype == DType::float16) widest_float = v.dtype;
@@ -88,14 +93,19 @@ Choice choose(const Survey& s, Backend wanted) {
   return {Backend::cpu, wanted == Backend::cpu ? "asked for" : "the tensors are on the CPU", ""};
 }
 
-/// One block from the caller's allocator, given back on every path.
+/// One block from the caller's allocator, counted where a counter is given, and given back on every path.
 class Workspace {
  public:
-  Workspace(Allocator& allocator, std::size_t bytes) : allocator_(allocator), bytes_(bytes) {
-    if (bytes_ > 0) pointer_ = allocator_.allocate(bytes_);
+  Workspace(Allocator& allocator, std::size_t bytes, MemoryCounter* counter = nullptr)
+      : allocator_(allocator), bytes_(bytes), counter_(counter) {
+    if (bytes_ == 0) return;
+    pointer_ = allocator_.allocate(bytes_);
+    if (counter_) counter_->add(bytes_);
   }
   ~Workspace() {
-    if (pointer_) allocator_.deallocate(pointer_, bytes_);
+    if (!pointer_) return;
+    allocator_.deallocate(pointer_, bytes_);
+    if (counter_) counter_->remove(bytes_);
   }
   Workspace(const Workspace&) = delete;
   Workspace& operator=(const Workspace&) = delete;
@@ -104,6 +114,7 @@ class Workspace {
  private:
   Allocator& allocator_;
   std::size_t bytes_;
+  MemoryCounter* counter_;
   void* pointer_ = nullptr;
 };
 
@@ -174,7 +185,8 @@ void run_on_host(const Op& op, Backend backend, const Context& context) {
 template <class Op>
 void run_on_cuda(const Op& op, int device, const Context& context) {
   cuda::StreamAllocator on_stream(device, context.stream);
-  const Workspace workspace(context.allocator ? *context.allocator : on_stream, cuda::workspace_bytes(op));
+  const Workspace workspace(context.allocator ? *context.allocator : on_stream, cuda::workspace_bytes(op),
+                            &device_workspaces());
   cuda::run(op, {context.stream, workspace.get(), 1});
 }
 #endif

@@ -1,10 +1,9 @@
 // The counting host allocator.
 #include <sys/mman.h>
 
-#include <atomic>
 #include <new>
 
-#include "intarsia/types.h"
+#include "base/memory_counter.h"
 
 namespace intarsia {
 namespace {
@@ -20,28 +19,20 @@ class HostAllocator final : public Allocator {
     if (bytes == 0) return nullptr;
     void* pointer = ::operator new(bytes, alignment_of(bytes));
     if (bytes >= 2 * kHugePage) madvise(pointer, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);  // a hint: failing is no error
-    const std::size_t live = live_.fetch_add(bytes) + bytes;
-    for (std::size_t peak = peak_.load(); live > peak && !peak_.compare_exchange_weak(peak, live);) {
-    }
-    count_.fetch_add(1);
+    counter_.add(bytes);
     return pointer;
   }
 
   void deallocate(void* pointer, std::size_t bytes) noexcept override {
     if (pointer == nullptr) return;
     ::operator delete(pointer, alignment_of(bytes));
-    live_.fetch_sub(bytes);
+    counter_.remove(bytes);
   }
 
-  AllocatorStats stats() const { return {live_.load(), peak_.load(), count_.load()}; }
-
-  void reset() {
-    peak_.store(live_.load());
-    count_.store(0);
-  }
+  MemoryCounter& counter() { return counter_; }
 
  private:
-  std::atomic<std::size_t> live_{0}, peak_{0}, count_{0};
+  MemoryCounter counter_;
 };
 
 HostAllocator& instance() {
@@ -53,7 +44,12 @@ HostAllocator& instance() {
 
 Allocator::~Allocator() = default;
 Allocator& host_allocator() { return instance(); }
-AllocatorStats host_allocator_stats() { return instance().stats(); }
-void reset_host_allocator_stats() { instance().reset(); }
+AllocatorStats host_allocator_stats() { return instance().counter().stats(); }
+void reset_host_allocator_stats() { instance().counter().reset(); }
+
+MemoryCounter& device_workspaces() {
+  static MemoryCounter counter;
+  return counter;
+}
 
 }  // namespace intarsia

@@ -40,6 +40,21 @@ def test_saved_bytes_are_the_sum_of_the_saved_buffers(capsys):
         assert mode["saved_bytes"] == sum(b["bytes"] for b in mode["buffers"] if b["kind"] == "saved")
 
 
+def test_workspaces_are_those_of_the_device(capsys):
+    options = ["--preset", "gpt-oss-20b", "--tokens", "64"]
+    on_cpu, on_gpu = (memory_json(capsys, *options, "--device", device) for device in ("cpu", "cuda"))
+    assert (on_cpu["backend"], on_gpu["backend"]) == ("cpu", "cuda")
+    assert memory_json(capsys, *options)["backend"] == memory.backend_here()
+    R, I, H, E = 64 * 4, 2880, 2880, 32
+    for mode in ("preactivation", "input"):
+        cpu, gpu = ({b["name"]: b for b in r["modes"][mode]["buffers"]} for r in (on_cpu, on_gpu))
+        assert "scratch" in cpu
+        assert "bias_sums" not in cpu
+        assert gpu["rows"]["bytes"] == gpu["dx_rows"]["bytes"] == 2 * R * H
+        assert gpu["bias_sums"]["bytes"] == 4 * (R // 128 + E) * 2 * I
+        assert on_cpu["modes"][mode]["saved_bytes"] == on_gpu["modes"][mode]["saved_bytes"]
+
+
 def test_plain_activation_and_other_sizes(capsys):
     options = ["--tokens", "100", "--hidden", "64", "--width", "32", "--experts", "5", "--experts-per-token", "2"]
     result = memory_json(capsys, *options, "--activation", "relu2", "--dtype", "float32")

@@ -28,15 +28,21 @@ def add_parser(commands) -> None:
         "--router", dest="scores", metavar="FAMILY", help="softmax_renorm (default), softmax, sigmoid_group, sigmoid"
     )
     p.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+    p.add_argument(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="whose workspaces (default: auto, where layers run on this machine); needs no such device",
+    )
     p.add_argument("--json", action="store_true", help="machine-readable")
     p.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ..memory import report
+    from ..memory import backend_here, report
 
-    size = _size(arguments)
-    result = report(size)
+    backend = backend_here() if arguments.device == "auto" else arguments.device
+    result = report(_size(arguments), backend)
     if arguments.json:
         print(json.dumps(result, indent=1))
     else:
@@ -68,7 +74,7 @@ def table(result: dict) -> str:
     size = result["size"]
     letters = {"T": "tokens", "H": "hidden", "I": "width", "E": "experts", "K": "experts_per_token", "R": "rows"}
     shown = [f"{letter} {size[name]}" for letter, name in letters.items()]
-    lines = ["  ".join([*shown, size["dtype"], size["activation"], size["scores"]])]
+    lines = ["  ".join([*shown, size["dtype"], size["activation"], size["scores"], result["backend"]])]
     for mode, plan in result["modes"].items():
         saved, peak = _mib(plan["saved_bytes"]), _mib(plan["peak_bytes"])
         lines += ["", f'save="{mode}": saved {saved} MiB with x, peak {peak} MiB above x and weights']

@@ -46,7 +46,8 @@ def layer_memory(trainer: Trainer) -> str:
         dtype=c.dtype,
         scores=layer.scores,
     )
-    planned = plan(size, c.save)
+    backend = torch.device(c.device).type
+    planned = plan(size, c.save, backend)
     x_bytes = size.tokens * size.hidden * size.element_size
     dtype = getattr(torch, c.dtype)
     layer = copy.deepcopy(layer).eval()
@@ -62,7 +63,7 @@ def layer_memory(trainer: Trainer) -> str:
         ("workspace of backward", planned["backward_workspace_bytes"], backward),
         ("saved and workspace, above x", above_x + workspace, saved - x_bytes + max(forward, backward)),
     )
-    title = f"Memory of one layer, {size.tokens} tokens, save={c.save}"
+    title = f"Memory of one layer, {size.tokens} tokens, save={c.save}, {backend}"
     lines = [f"{title:<44}{'planned MiB':>14}{'measured MiB':>14}"]
     lines += [f"  {name:<42}{p / _MIB:>14.3f}{m / _MIB:>14.3f}" for name, p, m in rows]
     return "\n".join(lines)
@@ -72,7 +73,7 @@ def measure(layer: MoE, x: Tensor) -> tuple[int, int, int]:
     """Bytes of one forward and backward of `layer` on x (T, H): saved, workspace of forward, workspace of backward.
 
     Saved: distinct storages that autograd keeps for backward, parameters and buffers left out. Workspace: the peak of
-    the core's own allocator.
+    what the core asked for, on the CPU or on the GPU.
     """
     known = {t.untyped_storage().data_ptr() for t in (*layer.parameters(), *layer.buffers())}
     held: dict[int, int] = {}
