@@ -86,7 +86,7 @@ class INTARSIA_EXPORT SavedForBackward {
 
 class INTARSIA_EXPORT Layer {
  public:
-  /// The context's allocator (default: host_allocator()) provides what is saved as well as the workspaces.
+  /// The context's allocator (on the CPU by default host_allocator()) provides what is saved as well as the workspaces.
   explicit Layer(const LayerConfig& config, const Context& context = {});
 
   /// y = addend + sum over the chosen experts; returns what backward needs.

@@ -28,7 +28,6 @@ TensorView SavedForBackward::allocate(DType dtype, std::initializer_list<std::in
 
 Layer::Layer(const LayerConfig& config, const Context& context) : config_(config), context_(context) {
   if (config_.experts < 1) throw InvalidArgument("Layer: experts must be at least 1, got " + std::to_string(config_.experts));
-  if (context_.allocator == nullptr) context_.allocator = &host_allocator();
 }
 
 SavedForBackward Layer::run_forward(const LayerInput& input, const LayerWeights& weights, TensorView y, bool training) const {
@@ -38,7 +37,9 @@ SavedForBackward Layer::run_forward(const LayerInput& input, const LayerWeights&
     throw InvalidArgument("Layer: x: expected (T, H), got a tensor of rank " + std::to_string(input.x.rank));
   const std::int64_t t = input.ids.size(0), k = input.ids.size(1);
   const Device device = input.x.device;
-  SavedForBackward saved(*context_.allocator);
+  if (device.type == DeviceType::cuda && context_.allocator == nullptr)
+    throw InvalidArgument("Layer: context.allocator: expected an allocator of device memory, since x is on CUDA, got none");
+  SavedForBackward saved(context_.allocator ? *context_.allocator : host_allocator());
   BuildIndex index{.ids = input.ids, .token_mask = input.token_mask};
   index.expert_offsets = saved.allocate(DType::int32, {config_.experts + 1}, device);
   index.row_token = saved.allocate(DType::int32, {t * k}, device);

@@ -143,6 +143,23 @@ TEST(Checks, GateBlockMustDivideTheWidth) {
   expect_refusal(op, "w_up_gate_block: must divide I = 8, got 3");
 }
 
+TEST(Checks, TensorsOnTwoDevicesAreNamedWithBoth) {
+  Problem p;
+  LayerForward op = p.forward();
+  op.row_slot.device = {DeviceType::cuda, 1};
+  expect_refusal(op, "layer_forward: row_slot: expected a tensor on cpu like x, got one on cuda:1; move it there");
+}
+
+TEST(Checks, NullPointersAreRefusedInEveryList) {
+  Problem p;
+  for (TensorView LayerForward::* list :
+       {&LayerForward::expert_offsets, &LayerForward::row_token, &LayerForward::row_slot, &LayerForward::slot_row}) {
+    LayerForward op = p.forward();
+    (op.*list).data = nullptr;
+    expect_refusal(op, "got a null pointer");
+  }
+}
+
 TEST(Checks, BackendsExplainThemselves) {
   Problem p;
   const LayerForward op = p.forward();
@@ -181,6 +198,18 @@ TEST(Layer, BackwardRunsOnceAndFreesEverything) {
                  InvalidArgument);
   }
   EXPECT_EQ(host_allocator_stats().live, before.live);
+}
+
+TEST(Layer, CudaTensorsNeedAnAllocatorOfTheirOwn) {
+  Problem p;
+  const Layer layer({.experts = p.e});
+  const TensorView x(p.x.data(), DType::float32, {p.t, p.h}, {DeviceType::cuda, 0});
+  try {
+    layer.infer({.x = x, .ids = Problem::view(p.ids, {p.t, p.k})}, {}, x);
+    FAIL() << "memory of the host would have been given to the device";
+  } catch (const InvalidArgument& error) {
+    EXPECT_NE(std::string(error.what()).find("context.allocator: expected an allocator of device memory"), std::string::npos);
+  }
 }
 
 TEST(Layer, MeasuredWorkspaceIsThePlannedOne) {
