@@ -1,8 +1,10 @@
 #include "cuda/sm90/choose.h"
 
+#include <algorithm>
 #include <array>
+#include <charconv>
 #include <cstdlib>
-#include <optional>
+#include <ranges>
 #include <string_view>
 
 #include "intarsia/error.h"
@@ -12,42 +14,59 @@ namespace {
 
 constexpr std::array<std::string_view, 6> kProducts = {"up_forward",           "down_forward", "down_backward",
                                                        "down_weight_backward", "up_backward",  "up_weight_backward"};
-constexpr std::array<std::string_view, 4> kKernels = {"tile_256", "tile_256_pair", "tile_192_ping_pong", "tile_128_ping_pong"};
+constexpr std::array<std::string_view, 6> kKernels = {"tile_256",           "tile_256_short",     "tile_256_pair",
+                                                      "tile_192_ping_pong", "tile_128_ping_pong", "tile_128_ping_pong_pair"};
+
+// Raster numbers are multiplied by numbers of tiles, in int: groups by those of n, bands by up to 2^24 of m.
+constexpr int kMostGroup = 4096, kMostBands = 64;
+
+[[noreturn]] void refuse(std::string_view what, std::string_view expected) {
+  throw InvalidArgument("INTARSIA_CONFIG: \"" + std::string(what) + "\" is not " + std::string(expected));
+}
+
+template <std::size_t kCount>
+std::size_t index_of(const std::array<std::string_view, kCount>& names, std::string_view name, std::string_view what) {
+  const auto found = std::ranges::find(names, name);
+  if (found != names.end()) return static_cast<std::size_t>(found - names.begin());
+  std::string expected = std::string(what) + ":";
+  for (const std::string_view known : names) expected += " " + std::string(known);
+  refuse(name, expected);
+}
+
+/// "g8" or "b2"
+void parse_raster(std::string_view word, Raster& raster) {
+  const bool group = word.starts_with('g');
+  const int most = group ? kMostGroup : kMostBands;
+  const char *begin = word.data() + 1, *end = word.data() + word.size();
+  int value = 0;
+  if ((!group && !word.starts_with('b')) || std::from_chars(begin, end, value).ptr != end || value < 1 || value > most)
+    refuse(word, "gN with N from 1 to " + std::to_string(kMostGroup) + " or bN with N from 1 to " + std::to_string(kMostBands));
+  (group ? raster.group : raster.bands) = value;
+}
 
 /// "tile_256_pair:g8:b2"
 Choice parse_choice(std::string_view text, Choice choice) {
   bool kernel = true;
-  while (!text.empty()) {
-    const std::size_t end = text.find(':');
-    const std::string word(text.substr(0, end));
-    text = end == std::string_view::npos ? std::string_view() : text.substr(end + 1);
-    if (kernel) {
-      std::size_t i = 0;
-      while (i < kKernels.size() && kKernels[i] != word) ++i;
-      if (i == kKernels.size()) throw InvalidArgument("INTARSIA_CONFIG: there is no kernel \"" + word + "\"");
-      choice.kernel = static_cast<Kernel>(i);
-    } else {
-      const int value = std::atoi(word.c_str() + 1);
-      if (value < 1 || (word[0] != 'g' && word[0] != 'b'))
-        throw InvalidArgument("INTARSIA_CONFIG: expected gN or bN, got \"" + word + "\"");
-      (word[0] == 'g' ? choice.raster.group : choice.raster.bands) = value;
-    }
+  for (const auto part : text | std::views::split(':')) {
+    const std::string_view word(part.begin(), part.end());
+    if (kernel) choice.kernel = static_cast<Kernel>(index_of(kKernels, word, "one of the kernels"));
+    else parse_raster(word, choice.raster);
     kernel = false;
   }
   return choice;
 }
 
-std::optional<std::string_view> override_of(Product product) {
-  const char* all = std::getenv("INTARSIA_CONFIG");
-  if (all == nullptr) return std::nullopt;
-  std::string_view text = all;
-  while (!text.empty()) {
-    const std::size_t end = text.find(','), equals = text.find('=');
-    if (equals != std::string_view::npos && text.substr(0, equals) == kProducts[static_cast<std::size_t>(product)])
-      return text.substr(equals + 1, end == std::string_view::npos ? end : end - equals - 1);
-    text = end == std::string_view::npos ? std::string_view() : text.substr(end + 1);
+/// All of the text must be right, whatever it says of this product.
+Choice overridden(Product product, Choice choice, std::string_view text) {
+  for (const auto part : text | std::views::split(',')) {
+    const std::string_view entry(part.begin(), part.end());
+    const std::size_t equals = entry.find('=');
+    if (equals == entry.npos || equals + 1 == entry.size()) refuse(entry, "PRODUCT=KERNEL");
+    const auto named = static_cast<Product>(index_of(kProducts, entry.substr(0, equals), "one of the products"));
+    const Choice parsed = parse_choice(entry.substr(equals + 1), choice);
+    if (named == product) choice = parsed;
   }
-  return std::nullopt;
+  return choice;
 }
 
 /// From measurements on an H200 (docs/log.md): wide experts want the fewest bytes a FLOP, narrow ones a hidden epilogue.
@@ -72,9 +91,9 @@ Choice rule(Product product, const Shape& s) {
 }  // namespace
 
 Choice choose(Product product, const Shape& shape) {
+  const char* text = std::getenv("INTARSIA_CONFIG");
   const Choice choice = rule(product, shape);
-  const auto text = override_of(product);
-  return text ? parse_choice(*text, choice) : choice;
+  return text != nullptr ? overridden(product, choice, text) : choice;
 }
 
 std::string describe(const Choice& c) {
