@@ -12,15 +12,17 @@ try:
     from ._core import binding
     from .functional import (
         IndexLists,
+        Routing,
         build_index,
         grouped_gemm,
         grouped_mlp,
+        moe,
         moe_mlp,
         round_tokens,
         route,
         router_logits,
     )
-    from .layer import MoE, Routing, SharedExpert
+    from .layer import MoE, SharedExpert
 
     __version__ = version()
 except CoreNotFound as error:  # `intarsia doctor` must still be able to say so; any other use raises this error
@@ -32,6 +34,6 @@ except CoreNotFound as error:  # `intarsia doctor` must still be able to say so;
 
 __all__ = [
     "Error", "IndexLists", "InvalidArgument", "MoE", "Routing", "SharedExpert", "Unsupported", "binding",
-    "build_index", "explain", "grouped_gemm", "grouped_mlp", "losses", "moe_mlp", "presets", "reference",
-    "round_tokens", "route", "router_logits",
+    "build_index", "explain", "grouped_gemm", "grouped_mlp", "losses", "moe", "moe_mlp", "presets",
+    "reference", "round_tokens", "route", "router_logits",
 ]  # fmt: skip

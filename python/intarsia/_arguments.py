@@ -112,5 +112,5 @@ def same_dtype(function: str, x: torch.Tensor, or_float32: bool = False, **other
 
 
 def requires_gradient(*tensors) -> bool:
-    """Whether autograd will record a function of these."""
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    """Whether autograd will record a function of these; what is no tensor has no say."""
+    return torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors)

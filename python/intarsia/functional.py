@@ -6,8 +6,6 @@ Under torch.autocast x, weights, biases and addend are cast to its dtype, and th
 x's dtype. float64 runs on the reference backend (plain loops): for checks, not for speed.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -15,185 +13,84 @@ from . import _arguments as check
 from . import ops
 from .ops.define import score_dtype
 from .ops.layer import GATED
+from .routing import (
+    IndexLists,
+    Routing,
+    build_index,
+    choice_arguments,
+    round_tokens,
+    route,
+    router_arguments,
+    router_logits,
+)
 
 __all__ = [
-    "IndexLists", "Layout", "build_index", "grouped_gemm", "grouped_mlp", "moe_mlp", "round_tokens", "route",
-    "router_logits",
+    "IndexLists", "Layout", "Routing", "build_index", "grouped_gemm", "grouped_mlp", "moe", "moe_mlp", "round_tokens",
+    "route", "router_logits",
 ]  # fmt: skip
 
 ACTIVATIONS = (*GATED, "silu", "gelu", "gelu_tanh", "relu", "relu2")
 SCORE_PLACEMENTS = ("output", "inside", "input")
 SAVE_MODES = ("preactivation", "input")
-ROUTER_SCORES = ("softmax", "softmax_renorm", "sigmoid_group", "sigmoid")
-ROUNDINGS = ("up", "down", "nearest", "stochastic", "balanced")
-LOGITS_DTYPES = ("float32", "input")
 
 Layout = str | tuple[str, int]
 
 
-class IndexLists(NamedTuple):
-    """The whole dispatch (design: section 2), int32. From build_index with slot_row; from round_tokens with the last
-    three.
-    """
-
-    expert_offsets: Tensor  # (E+1) first row of each expert
-    row_token: Tensor  # (R) token of each row, expert by expert, ascending inside an expert; -1 past the last row
-    row_slot: Tensor  # (R) flat slot of each row
-    slot_row: Tensor | None = None  # (T, K) row of each slot, -1 for none
-    token_offsets: Tensor | None = None  # (T+1) first entry of each token in token_rows
-    token_rows: Tensor | None = None  # (R)
-    row_score: Tensor | None = None  # (R) float32, differentiable
-
-    def counts(self) -> Tensor:
-        """Rows of each expert, (E) int32, on the device."""
-        return self.expert_offsets.diff()
+# ---- the layer
 
 
-# ---- the router
-
-
-def router_logits(
+def moe(
     x: Tensor,
     w_router: Tensor,
-    bias: Tensor | None = None,
-    *,
-    logits_dtype: str = "float32",
-    backend: str | None = None,
-) -> Tensor:
-    """x w_router^T + bias, accumulated in float32: (T, H), (E, H), (E) -> (T, E).
-
-    `logits_dtype` "float32" keeps all bits (float64 for float64 x); "input" rounds once to x's dtype, as Hugging
-    Face's routers do: that choice decides ids. w_router and bias: x's dtype or float32. Differentiable. Raises
-    InvalidArgument.
-    """
-    name = "router_logits"
-    check.tensor(name, "x", x, "(T, H)")
-    check.tensor(name, "w_router", w_router, "(E, H)")
-    check.tensor(name, "bias", bias, "(E)", optional=True)
-    check.activations(name, "x", x)
-    check.choice(name, "logits_dtype", logits_dtype, LOGITS_DTYPES)
-    check.same_device(name, x, w_router=w_router, bias=bias)
-    x, w_router, bias = router_dtypes(name, x, w_router, bias)
-    return ops.router_logits(x, w_router, bias, logits_dtype == "input", backend or "automatic")
-
-
-def router_dtypes(function: str, x: Tensor, w_router: Tensor, bias: Tensor | None) -> tuple:
-    """Autocast touches x alone: the router's parameters stay in float32 if they are."""
-    (x,) = check.autocast(x)
-    if w_router.dtype not in (x.dtype, torch.float32) and check.autocast_is_on(x):
-        w_router, bias = w_router.to(x.dtype), None if bias is None else bias.to(x.dtype)
-    check.same_dtype(function, x, or_float32=True, w_router=w_router, bias=bias)
-    return x, w_router, bias
-
-
-def route(
-    logits: Tensor,
     k: int,
+    w_up: Tensor | tuple[Tensor, Tensor],
+    w_down: Tensor,
     *,
+    b_router: Tensor | None = None,
     scores: str = "softmax",
     expert_bias: Tensor | None = None,
     groups: int = 1,
     top_groups: int = 1,
     renormalise: bool = True,
     scale: float = 1.0,
+    logits_dtype: str = "float32",
     token_mask: Tensor | None = None,
     nan_tokens: Tensor | None = None,
+    b_up: Tensor | None = None,
+    b_down: Tensor | None = None,
+    activation: str = "swiglu",
+    layout: Layout = "concatenated",
+    transposed: bool = False,
+    score_on: str = "output",
+    save: str = "preactivation",
+    addend: Tensor | None = None,
     backend: str | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Chooses k experts per token: logits (T, E) -> ids (T, k) int32, scores (T, k) float32, best first, ties to the
-    lowest id.
+    return_routing: bool = False,
+) -> Tensor | tuple[Tensor, Routing]:
+    """The whole layer, router included, as one autograd node: y (T, H), or (y, Routing) when `return_routing`.
 
-    scores: "softmax" (OLMoE, Qwen2-MoE), "softmax_renorm" (Mixtral, Qwen3-MoE, gpt-oss, Granite), "sigmoid_group"
-    (DeepSeek-V3, GLM-4.5, Kimi: `expert_bias` (E) for the choice only, `top_groups` of `groups` by their best two,
-    scores over their sum when `renormalise`, times `scale`), "sigmoid" (Llama 4). A token with a NaN logit, or False
-    in token_mask (T), gets ids -1 and scores 0; NaN tokens are added to `nan_tokens` (1) int32. Differentiable in
-    logits. Raises InvalidArgument.
+    What router_logits, route, build_index and moe_mlp give one after another, with their arguments and errors, in
+    less time: x gets one gradient, into which both parts are summed where it is written. MoE is its module.
+
+    Gradients: x, w_router, b_router, w_up, w_down, b_up, b_down, addend, from y and from the Routing's logits and
+    scores; second derivatives are refused. Raises InvalidArgument, Unsupported.
     """
-    name = "route"
-    check.tensor(name, "logits", logits, "(T, E)")
-    check.tensor(name, "expert_bias", expert_bias, "(E)", optional=True)
-    check.tensor(name, "token_mask", token_mask, "(T)", optional=True)
-    check.activations(name, "logits", logits)
-    check.choice(name, "scores", scores, ROUTER_SCORES)
-    check_k(name, k, logits.shape[1])
-    expert_bias, token_mask = check.contiguous(expert_bias, token_mask)
-    if expert_bias is not None:
-        expert_bias = expert_bias.to(score_dtype(logits.dtype))
-    chosen, ids, _, found = ops.route(
-        logits,
-        expert_bias,
-        token_mask,
-        k,
-        scores,
-        groups,
-        top_groups,
-        renormalise,
-        float(scale),
-        backend or "automatic",
+    name = "moe"
+    x, w_router, b_router = router_arguments(name, x, w_router, b_router, logits_dtype, "b_router")
+    expert_bias, token_mask = choice_arguments(name, w_router.shape[0], x.dtype, k, scores, expert_bias, token_mask)
+    check.same_device(name, x, expert_bias=expert_bias, token_mask=token_mask)
+    x, *experts, addend = _expert_arguments(
+        name, x, w_up, w_down, b_up, b_down, addend, activation, layout, transposed, score_on, save
     )
+    save_z = save == "preactivation" and check.requires_gradient(x, w_router, b_router, *experts)
+    y, _, logits, chosen, ids, _, found, *lists = ops.moe_forward(
+        x, w_router, b_router, expert_bias, token_mask, k, scores, groups, top_groups, renormalise, float(scale),
+        logits_dtype == "input", nan_tokens is not None, *experts, addend, activation, score_on, save_z, True,
+        backend or "automatic",
+    )  # fmt: skip
     if nan_tokens is not None:
         nan_tokens.add_(found)
-    return ids, chosen
-
-
-def check_k(function: str, k, experts: int, name: str = "k") -> None:
-    """k experts of so many."""
-    if not isinstance(k, int) or not 1 <= k <= experts:
-        check.fail(function, name, f"expected an integer from 1 to the number of experts, {experts}; got {k!r}")
-
-
-# ---- the lists
-
-
-def build_index(
-    ids: Tensor, num_experts: int, *, token_mask: Tensor | None = None, backend: str | None = None
-) -> IndexLists:
-    """The index lists of ids (T, K), int32 or int64: stable, nothing copied to the host.
-
-    An id < 0 or >= num_experts means "not here" and gets no row; a masked token (False) gets none. Raises
-    InvalidArgument.
-    """
-    name = "build_index"
-    check.tensor(name, "ids", ids, "(T, K)")
-    check.tensor(name, "token_mask", token_mask, "(T)", optional=True)
-    if ids.dtype not in (torch.int32, torch.int64):
-        check.fail(name, "ids", f"expected int32 or int64, got {ids.dtype}")
-    ids, token_mask = check.contiguous(ids, token_mask)
-    return IndexLists(*ops.build_index(ids, token_mask, num_experts, backend or "automatic"))
-
-
-def round_tokens(
-    logits: Tensor,
-    k: int,
-    *,
-    tile: int = 128,
-    rounding: str = "nearest",
-    seed: int | None = None,
-    token_mask: Tensor | None = None,
-    backend: str | None = None,
-) -> IndexLists:
-    """Token rounding (SonicMoE, section 5): every expert's row count a multiple of `tile`, for training.
-
-    logits (T, E). Each token's top-k of the softmax, then per expert: its lowest rows dropped or the likeliest other
-    tokens added. Scores are the softmax probabilities, never renormalised; row_score is differentiable in logits.
-    rounding: "up", "down", "nearest", "stochastic" (`seed`; drawn from torch's CPU generator when None), "balanced".
-    moe_mlp takes the result in place of ids, with scores None. Raises InvalidArgument.
-    """
-    name = "round_tokens"
-    check.tensor(name, "logits", logits, "(T, E)")
-    check.tensor(name, "token_mask", token_mask, "(T)", optional=True)
-    check.activations(name, "logits", logits)
-    check.choice(name, "rounding", rounding, ROUNDINGS)
-    check_k(name, k, logits.shape[1])
-    if tile < 1:
-        check.fail(name, "tile", f"expected at least 1, got {tile}")
-    if seed is None:
-        seed = int(torch.randint(2**63 - 1, ())) if rounding == "stochastic" else 0
-    (token_mask,) = check.contiguous(token_mask)
-    row_score, offsets, row_token, row_slot, token_offsets, token_rows = ops.round_tokens(
-        logits, token_mask, k, tile, rounding, seed, backend or "automatic"
-    )
-    return IndexLists(offsets, row_token, row_slot, None, token_offsets, token_rows, row_score)
+    return (y, Routing(logits, ids, chosen, IndexLists(*lists))) if return_routing else y
 
 
 # ---- the experts
@@ -235,7 +132,6 @@ def moe_mlp(
     """
     name = "moe_mlp"
     check.tensor(name, "x", x, "(T, H)")
-    check.tensor(name, "addend", addend, "(T, H)", optional=True)
     if isinstance(ids, IndexLists):
         if token_mask is not None:
             check.fail(name, "token_mask", "expected None beside IndexLists; give it to build_index or round_tokens")
@@ -251,22 +147,9 @@ def moe_mlp(
     if scores is None:
         check.fail(name, "scores", "expected (T, K) beside the lists of build_index, got None")
     return _experts(
-        name,
-        x,
-        lists,
-        scores,
-        w_up,
-        w_down,
-        b_up,
-        b_down,
-        addend,
-        activation,
-        layout,
-        transposed,
-        score_on,
-        save,
+        name, x, lists, scores, w_up, w_down, b_up, b_down, addend, activation, layout, transposed, score_on, save,
         backend,
-    )
+    )  # fmt: skip
 
 
 def grouped_mlp(
@@ -326,22 +209,26 @@ def _offsets(function: str, expert_offsets: Tensor) -> Tensor:
 
 
 def _experts(
-    function,
-    x,
-    lists,
-    scores,
-    w_up,
-    w_down,
-    b_up,
-    b_down,
-    addend,
-    activation,
-    layout,
-    transposed,
-    score_on,
-    save,
+    function, x, lists, scores, w_up, w_down, b_up, b_down, addend, activation, layout, transposed, score_on, save,
     backend,
-):
+):  # fmt: skip
+    check.same_device(function, x, scores=scores, expert_offsets=lists.expert_offsets)
+    x, *weights, addend = _expert_arguments(
+        function, x, w_up, w_down, b_up, b_down, addend, activation, layout, transposed, score_on, save
+    )
+    if scores is not None:
+        scores = scores.to(score_dtype(x.dtype)).contiguous()
+    save_z = save == "preactivation" and check.requires_gradient(x, scores, *weights)
+    y, _ = ops.layer_forward(
+        x, *lists[:6], scores, *weights, addend, activation, score_on, save_z, True, backend or "automatic"
+    )
+    return y
+
+
+def _expert_arguments(
+    function, x, w_up, w_down, b_up, b_down, addend, activation, layout, transposed, score_on, save
+) -> tuple:
+    """x, then weights, biases and addend in the order of the operators; checked, in autocast's dtype."""
     check.activations(function, "x", x)
     check.choice(function, "activation", activation, ACTIVATIONS)
     check.choice(function, "score_on", score_on, SCORE_PLACEMENTS)
@@ -351,27 +238,10 @@ def _experts(
     check.tensor(function, "w_up", w_up, "(E, H, G*I)" if transposed else "(E, G*I, H)")
     check.tensor(function, "w_up[1]", second, "(E, H, I)" if transposed else "(E, I, H)", optional=True)
     check.tensor(function, "w_down", w_down, "(E, I, H)" if transposed else "(E, H, I)")
-    check.same_device(
-        function,
-        x,
-        scores=scores,
-        w_up=w_up,
-        w_down=w_down,
-        b_up=b_up,
-        b_down=b_down,
-        addend=addend,
-        expert_offsets=lists.expert_offsets,
-    )
-    x, w_up, second, w_down, b_up, b_down, addend = check.autocast(x, w_up, second, w_down, b_up, b_down, addend)
-    check.same_dtype(
-        function, x, w_up=w_up, w_down=w_down, addend=addend, **({} if second is None else {"w_up[1]": second})
-    )
+    check.tensor(function, "addend", addend, "(T, H)", optional=True)
+    tensors = {"w_up": w_up, "w_up[1]": second, "w_down": w_down, "addend": addend, "b_up": b_up, "b_down": b_down}
+    check.same_device(function, x, **tensors)
+    x, w_up, second, w_down, addend, b_up, b_down = check.autocast(x, *tensors.values())
+    check.same_dtype(function, x, **{"w_up": w_up, "w_up[1]": second, "w_down": w_down, "addend": addend})
     check.same_dtype(function, x, or_float32=True, b_up=b_up, b_down=b_down)
-    if scores is not None:
-        scores = scores.to(score_dtype(x.dtype)).contiguous()
-    save_z = save == "preactivation" and check.requires_gradient(x, scores, w_up, second, w_down, b_up, b_down)
-    y, _ = ops.layer_forward(
-        x, *lists[:6], scores, w_up, second, gate_block, transposed, w_down, transposed, b_up, b_down, addend,
-        activation, score_on, save_z, True, backend or "automatic",
-    )  # fmt: skip
-    return y
+    return x, w_up, second, gate_block, transposed, w_down, transposed, b_up, b_down, addend

@@ -1,30 +1,19 @@
 """intarsia.MoE: router, experts and shared expert as one torch module."""
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from . import _arguments as check
 from . import functional as F
-from . import ops
+from . import routing
 from .errors import InvalidArgument
-from .functional import GATED, IndexLists
+from .functional import GATED, Routing
 from .losses import update_expert_bias
-from .ops.define import score_dtype
 from .presets import Preset, get_preset
 
-__all__ = ["MoE", "Routing", "SharedExpert"]
-
-
-class Routing(NamedTuple):
-    """What the router decided in one call, for losses and monitoring."""
-
-    logits: Tensor  # (T, E), differentiable
-    ids: Tensor  # (T, K) int32, best first; -1: token not routed
-    scores: Tensor  # (T, K)
-    lists: IndexLists
+__all__ = ["MoE", "SharedExpert"]
 
 
 class SharedExpert(nn.Module):
@@ -102,21 +91,10 @@ class MoE(nn.Module):
         super().__init__()
         self._check(locals())
         self.hidden, self.width, self.experts, self.experts_per_token = hidden, width, experts, experts_per_token
-        self.scores, self.groups, self.top_groups, self.renormalise, self.scale = (
-            scores,
-            groups,
-            top_groups,
-            renormalise,
-            scale,
-        )
+        self.scores, self.groups, self.top_groups = scores, groups, top_groups
+        self.renormalise, self.scale, self.logits_dtype = renormalise, scale, logits_dtype
         self.activation, self.layout, self.transposed, self.score_on = activation, layout, transposed, score_on
-        self.save, self.logits_dtype, self.rounding, self.tile, self.backend = (
-            save,
-            logits_dtype,
-            rounding,
-            tile,
-            backend,
-        )
+        self.save, self.rounding, self.tile, self.backend = save, rounding, tile, backend
         factory = {"device": device, "dtype": dtype}
         rows = width * (2 if activation in GATED else 1)
 
@@ -147,15 +125,15 @@ class MoE(nn.Module):
         for name in ("hidden", "width", "experts", "experts_per_token"):
             if a[name] < 1:
                 check.fail("MoE", name, f"expected at least 1, got {a[name]}")
-        F.check_k("MoE", a["experts_per_token"], a["experts"], "experts_per_token")
-        check.choice("MoE", "scores", a["scores"], F.ROUTER_SCORES)
+        routing.check_k("MoE", a["experts_per_token"], a["experts"], "experts_per_token")
+        check.choice("MoE", "scores", a["scores"], routing.ROUTER_SCORES)
         check.choice("MoE", "activation", a["activation"], F.ACTIVATIONS)
         check.choice("MoE", "score_on", a["score_on"], F.SCORE_PLACEMENTS)
         check.choice("MoE", "save", a["save"], F.SAVE_MODES)
-        check.choice("MoE", "logits_dtype", a["logits_dtype"], F.LOGITS_DTYPES)
+        check.choice("MoE", "logits_dtype", a["logits_dtype"], routing.LOGITS_DTYPES)
         check.gate_block("MoE", a["layout"])
         if a["rounding"] is not None:
-            check.choice("MoE", "rounding", a["rounding"], F.ROUNDINGS)
+            check.choice("MoE", "rounding", a["rounding"], routing.ROUNDINGS)
             if a["scores"] != "softmax":
                 check.fail("MoE", "rounding", f'expected scores="softmax" with token rounding, got {a["scores"]!r}')
 
@@ -192,45 +170,55 @@ class MoE(nn.Module):
         """
         if x.dim() < 1 or x.shape[-1] != self.hidden:
             check.fail("MoE", "x", f"expected (..., {self.hidden}), got {tuple(x.shape)}")
-        x_TH = x.reshape(-1, self.hidden)
-        mask_T = None if token_mask is None else token_mask.reshape(-1)
-        routing = self.route(x_TH, mask_T)
-        (x_TH,) = check.autocast(x_TH)
-        addend_TH = None if addend is None else addend.reshape(-1, self.hidden).to(x_TH.dtype)
+        flat = x.dim() == 2
+        x_TH, mask_T = x if flat else x.reshape(-1, self.hidden), None if token_mask is None else token_mask.reshape(-1)
+        addend_TH = None if addend is None else addend.reshape(-1, self.hidden)
+        y_TH, found = self._forward(x_TH, mask_T, addend_TH)
+        offsets = found.lists.expert_offsets
+        torch.sub(offsets[1:], offsets[:-1], out=self.last_counts)
+        y = y_TH if flat else y_TH.reshape(x.shape)
+        return (y, found) if return_routing else y
+
+    def _forward(self, x: Tensor, token_mask: Tensor | None, addend: Tensor | None) -> tuple[Tensor, Routing]:
+        """On tokens (T, H)."""
+        if self.shared is not None or addend is not None:
+            (x,) = check.autocast(x)
+            addend = None if addend is None else addend.to(x.dtype)
         if self.shared is not None:
-            shared_TH = self.shared(x_TH)
-            addend_TH = shared_TH if addend_TH is None else addend_TH + shared_TH
-        scores = None if routing.lists.row_score is not None else routing.scores
-        y_TH = F.moe_mlp(
-            x_TH, routing.lists, scores, self.w_up, self.w_down, b_up=self.b_up, b_down=self.b_down,
-            activation=self.activation, layout=self.layout, transposed=self.transposed, score_on=self.score_on,
-            save=self.save, addend=addend_TH, backend=self.backend,
+            shared = self.shared(x)
+            addend = shared if addend is None else addend + shared
+        experts = {
+            "b_up": self.b_up, "b_down": self.b_down, "activation": self.activation, "layout": self.layout,
+            "transposed": self.transposed, "score_on": self.score_on, "save": self.save, "addend": addend,
+            "backend": self.backend,
+        }  # fmt: skip
+        if self._rounds():
+            found = self.route(x, token_mask)
+            return F.moe_mlp(x, found.lists, None, self.w_up, self.w_down, **experts), found
+        return F.moe(
+            x, self.w_router, self.experts_per_token, self.w_up, self.w_down, b_router=self.b_router,
+            logits_dtype=self.logits_dtype, token_mask=token_mask, return_routing=True, **self._choice(), **experts,
         )  # fmt: skip
-        with torch.no_grad():
-            self.last_counts.copy_(routing.lists.counts())
-        y = y_TH.reshape(x.shape)
-        return (y, routing) if return_routing else y
+
+    def _rounds(self) -> bool:
+        return self.rounding is not None and self.training
+
+    def _choice(self) -> dict:
+        """How experts are chosen, in the words of `route`."""
+        return {
+            "scores": self.scores, "expert_bias": self.expert_bias, "groups": self.groups,
+            "top_groups": self.top_groups, "renormalise": self.renormalise, "scale": self.scale,
+        }  # fmt: skip
 
     def route(self, x: Tensor, token_mask: Tensor | None = None) -> Routing:
         """The router alone: x (T, H) -> Routing. With token rounding in training mode the lists carry their own
         scores.
         """
-        x, w_router, b_router = F.router_dtypes("MoE", x, self.w_router, self.b_router)
-        expert_bias = None if self.expert_bias is None else self.expert_bias.to(score_dtype(x.dtype))
-        logits, scores, ids, _, _ = ops.router(
-            x, w_router, b_router, expert_bias, token_mask, self.experts_per_token, self.scores, self.groups,
-            self.top_groups, self.renormalise, float(self.scale), self.logits_dtype == "input",
-            self.backend or "automatic",
-        )  # fmt: skip
-        if self.rounding is not None and self.training:
-            lists = F.round_tokens(
-                logits,
-                self.experts_per_token,
-                tile=self.tile,
-                rounding=self.rounding,
-                token_mask=token_mask,
-                backend=self.backend,
-            )
+        options = {"token_mask": token_mask, "backend": self.backend}
+        logits = F.router_logits(x, self.w_router, self.b_router, logits_dtype=self.logits_dtype, backend=self.backend)
+        ids, scores = F.route(logits, self.experts_per_token, **self._choice(), **options)
+        if self._rounds():
+            lists = F.round_tokens(logits, self.experts_per_token, tile=self.tile, rounding=self.rounding, **options)
         else:
             lists = F.build_index(ids, self.experts, backend=self.backend)
         return Routing(logits, ids, scores, lists)

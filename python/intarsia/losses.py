@@ -5,7 +5,7 @@ from torch import Tensor
 
 from . import _arguments as check
 from . import _core, ops
-from .functional import ROUTER_SCORES
+from .routing import ROUTER_SCORES
 
 __all__ = ["load_balance_loss", "update_expert_bias", "z_loss"]
 

@@ -47,6 +47,12 @@ def layer_arguments(grad=True, save_z=True, biases=False, rounded=False, second=
     )  # fmt: skip
 
 
+def moe_arguments(options, grad=True, save_z=True, biases=False):
+    weights = layer_arguments(grad, save_z, biases)[8:]
+    b_router = rand(E, grad=grad) if biases else None
+    return (rand(T, H, grad=grad), rand(E, H, grad=grad), b_router, *options, False, False, *weights)
+
+
 def layer_backward_arguments():
     x, *middle = layer_arguments(grad=False)
     scores_to_biases, activation = middle[:-6], middle[-5:-3]
@@ -60,12 +66,17 @@ def cases():
     yield "router_logits", lambda: (rand(T, H), rand(E, H), None, True, AUTO)
     yield (
         "router_logits_backward",
-        lambda: (rand(T, E, grad=False), rand(T, H, grad=False), rand(E, H, grad=False), None, True, True, False, AUTO),
-    )
+        lambda: (
+            rand(T, E, grad=False), rand(T, H, grad=False), rand(E, H, grad=False), None, rand(T, H, grad=False),
+            True, True, False, AUTO,
+        ),
+    )  # fmt: skip
     for kind in ("softmax", "softmax_renorm", "sigmoid_group", "sigmoid"):
         options = (None, None, K, kind, 2, 1, True, 1.0)
-        yield "route", lambda o=options: (rand(T, E), *o, AUTO)
-        yield "router", lambda o=options: (rand(T, H), rand(E, H), rand(E), *o, False, AUTO)
+        yield "route", lambda o=options: (rand(T, E), *o, True, AUTO)
+        yield "moe_forward", lambda o=options: moe_arguments(o, biases=True)
+    yield "moe_forward", lambda: moe_arguments(options, save_z=False)
+    yield "moe_forward", lambda: moe_arguments(options, grad=False, save_z=False)
     yield "route_backward", lambda: (
         rand(T, K, grad=False), scores, ids, None, rand(T, E, grad=False), None, None, None, "softmax", True, 1.0, T,
         E, torch.float32, AUTO
@@ -100,7 +111,7 @@ CASES = list(cases())
 @pytest.mark.parametrize(("name", "arguments"), CASES, ids=[f"{name}-{i}" for i, (name, _) in enumerate(CASES)])
 def test_opcheck(name, arguments):
     """Schema, fake kernel, autograd registration, tracing with symbolic sizes. reports.md 97"""
-    opcheck(getattr(ops, name), arguments())
+    opcheck(getattr(ops, name).overload, arguments())
 
 
 def test_every_operator_is_opchecked():

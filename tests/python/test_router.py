@@ -171,24 +171,6 @@ def test_router_logits(tokens, hidden, experts, bias, dtype, logits_dtype):
         )
 
 
-def test_one_operator_for_the_router_is_the_two():
-    """The module's router keeps no logits and gives the gradients of router_logits and route."""
-    for family in FAMILIES:
-        layer = intarsia.MoE(12, 4, experts=8, experts_per_token=3, scores=family, router_bias=True)
-        x = torch.randn(25, 12, requires_grad=True)
-        routing = layer.route(x)
-        logits = intarsia.router_logits(x, layer.w_router, layer.b_router)
-        ids, scores = intarsia.route(logits, 3, scores=family, expert_bias=layer.expert_bias)
-        assert torch.equal(ids, routing.ids)
-        assert torch.equal(scores, routing.scores)
-        dscores, dlogits = torch.randn(25, 3), torch.randn(25, 8)
-        leaves = (x, layer.w_router, layer.b_router)
-        fused = torch.autograd.grad((routing.scores, routing.logits), leaves, (dscores, dlogits))
-        apart = torch.autograd.grad((scores, logits), leaves, (dscores, dlogits))
-        for a, b in zip(fused, apart, strict=True):
-            torch.testing.assert_close(a, b)
-
-
 # ---- losses
 
 

@@ -4,10 +4,11 @@ from .grouped import grouped_gemm, grouped_gemm_backward
 from .layer import layer_backward, layer_forward
 from .lists import build_index, round_tokens
 from .losses import load_balance_loss, load_balance_loss_backward, z_loss, z_loss_backward
-from .router import route, route_backward, router, router_logits, router_logits_backward
+from .moe import moe_forward
+from .router import route, route_backward, router_logits, router_logits_backward
 
 __all__ = [
     "build_index", "grouped_gemm", "grouped_gemm_backward", "layer_backward", "layer_forward", "load_balance_loss",
-    "load_balance_loss_backward", "round_tokens", "route", "route_backward", "router", "router_logits",
+    "load_balance_loss_backward", "moe_forward", "round_tokens", "route", "route_backward", "router_logits",
     "router_logits_backward", "z_loss", "z_loss_backward",
 ]  # fmt: skip

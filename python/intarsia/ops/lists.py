@@ -7,14 +7,14 @@ from .define import define, score_dtype
 from .router import route_backward
 
 
-def _build_index(ids, token_mask, experts, backend):
-    lists = _build_index_fake(ids, token_mask, experts, backend)
+def run_build_index(ids, token_mask, experts, backend):
+    lists = fake_build_index(ids, token_mask, experts, backend)
     names = ("expert_offsets", "row_token", "row_slot", "slot_row")
     run("build_index", ids=ids, token_mask=token_mask, **dict(zip(names, lists, strict=True)), backend=backend)
     return lists
 
 
-def _build_index_fake(ids, token_mask, experts, backend):
+def fake_build_index(ids, token_mask, experts, backend):
     rows = ids.shape[0] * ids.shape[1]
     return tuple(ids.new_empty(shape, dtype=torch.int32) for shape in ((experts + 1,), (rows,), (rows,), ids.shape))
 
@@ -22,8 +22,8 @@ def _build_index_fake(ids, token_mask, experts, backend):
 build_index = define(
     "build_index(Tensor ids, Tensor? token_mask, int experts, str backend) -> "
     "(Tensor expert_offsets, Tensor row_token, Tensor row_slot, Tensor slot_row)",
-    _build_index,
-    _build_index_fake,
+    run_build_index,
+    fake_build_index,
 )
 
 
