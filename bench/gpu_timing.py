@@ -6,6 +6,7 @@ has after a pause. Nothing waits for the GPU inside a timed region.
 
 import datetime
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -175,6 +176,8 @@ def memory(forward: Callable, backward: Callable) -> tuple[int, int]:
 def clocks_under_load(work: Callable) -> str:
     """What nvidia-smi says while work runs: clocks of the multiprocessors and the memory, power, temperature."""
     query = ["nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,power.draw,temperature.gpu", "--format=csv,noheader"]
+    if shutil.which(query[0]) is None:
+        return "unknown"
     warm(work)
     with subprocess.Popen(query, stdout=subprocess.PIPE, text=True) as asked:
         deadline = time.monotonic() + 10

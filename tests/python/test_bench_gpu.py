@@ -1,6 +1,7 @@
 """The benchmark of the GPU side, as far as it needs no GPU: rows, merging, tables, kernels' names, verdicts."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -321,10 +322,18 @@ def test_targets_read_files_and_later_ones_win(tmp_path):
 # ---- the watchdog of `make gpu-test`
 
 
-def test_a_hanging_test_ends_the_run(tmp_path):
-    (tmp_path / "test_hang.py").write_text("import time\n\ndef test_hang():\n    time.sleep(60)\n")
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        ("import time; time.sleep(60)", 1, "in test_it"),
+        ("import pytest; pytest.skip()", 1, "1 skipped"),
+        ("assert True", 0, "1 passed"),
+    ],
+)
+def test_watchdog(tmp_path, body, status, said):
+    (tmp_path / "test_it.py").write_text(f"def test_it():\n    {body}\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "gpu_watchdog", "-p", "no:cacheprovider", str(tmp_path)]
-    environment = {"PYTHONPATH": str(ROOT / "tools"), "GPU_TEST_SECONDS": "1", "PATH": ""}
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "tools"), "GPU_TEST_SECONDS": "5"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, env=environment, cwd=tmp_path)
-    assert done.returncode == 1
-    assert "in test_hang" in done.stderr
+    assert done.returncode == status
+    assert said in done.stdout + done.stderr
