@@ -20,10 +20,10 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-import intarsia
 from gpu_layers import SYSTEMS, Bound, Layer, Sizes, activate, inputs, passes
 from gpu_results import Guard, default_path, table, write
 from gpu_timing import clocks_under_load, frame, interleaved, kernel_times, memory, step_times
+from intarsia.memory import LayerSize, plan
 
 SHAPES = (
     "sonic-7b", "sonic-1.4b", "sonic-30b", "sonic-120b", "olmoe", "qwen3-30b", "qwen3-next", "mixtral", "dsv3",
@@ -44,12 +44,11 @@ def usable(names: list[str], activation: str) -> list[str]:
 
 
 def planned_peak(s: Sizes, activation: str) -> int:
-    """The plan of Intarsia's step; the logits, which the softmax family keeps, are counted in bfloat16."""
-    plan = intarsia._c.plan(
-        tokens=s.T, hidden=s.H, width=s.I, experts=s.E, experts_per_token=s.K, dtype="bfloat16", activation=activation,
-        router="softmax", has_router=True, router_keeps_logits=True, backend="cuda",
-    )  # fmt: skip
-    return plan["peak_bytes"]
+    """The plan of Intarsia's step."""
+    size = LayerSize(
+        tokens=s.T, hidden=s.H, width=s.I, experts=s.E, experts_per_token=s.K, activation=activation, scores="softmax"
+    )
+    return plan(size, backend="cuda")["peak_bytes"]
 
 
 # ---- right, before fast

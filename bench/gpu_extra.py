@@ -21,7 +21,7 @@ from torch import nn
 
 import gpu_routing
 import intarsia
-from gpu_layers import Layer, Sizes, grouped_mm_layer, inputs, intarsia_layer, passes
+from gpu_layers import Layer, Sizes, grouped_mm_layer, inputs, intarsia_functions, intarsia_layer, passes
 from gpu_results import Guard, write
 from gpu_routing import row_text
 from gpu_timing import frame, interleaved, memory, step_times
@@ -54,7 +54,8 @@ def host_time(guard: Guard):
     moe = intarsia.MoE(s.H, s.I, s.E, s.K, scores="softmax", device="cuda", dtype=torch.bfloat16)
     parameters = [leaves[0], *moe.parameters()]
     cases = {
-        "functions": passes(intarsia_layer(s.K, "swiglu"), leaves, dy),
+        "route and moe_mlp": passes(intarsia_functions(s.K, "swiglu"), leaves, dy),
+        "moe": passes(intarsia_layer(s.K, "swiglu"), leaves, dy),
         "module": (lambda: moe(leaves[0]), lambda y: torch.autograd.grad(y, parameters, dy)),
     }
     for case, pair in cases.items():

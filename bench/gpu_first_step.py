@@ -36,8 +36,7 @@ def main() -> None:
     for name in ("step_s", "later_s"):
         torch.cuda.synchronize()
         start = time.perf_counter()
-        ids, scores = intarsia.route(intarsia.router_logits(x, w_router), K, scores="softmax")
-        y = intarsia.moe_mlp(x, ids, scores, w_up, w_down)
+        y = intarsia.moe(x, w_router, K, w_up, w_down, scores="softmax")
         torch.autograd.grad(y, leaves, dy)
         torch.cuda.synchronize()
         seconds[name] = time.perf_counter() - start

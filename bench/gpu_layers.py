@@ -101,8 +101,17 @@ def activate(z: Tensor, activation: str) -> Tensor:
 
 def intarsia_layer(K: int, activation: str, save: str = "preactivation") -> Layer:
     def layer(x, w_router, w_up, w_down):
+        return intarsia.moe(x, w_router, K, w_up, w_down, scores="softmax", activation=activation, save=save)
+
+    return layer
+
+
+def intarsia_functions(K: int, activation: str) -> Layer:
+    """The same in three calls."""
+
+    def layer(x, w_router, w_up, w_down):
         ids, scores = intarsia.route(intarsia.router_logits(x, w_router), K, scores="softmax")
-        return intarsia.moe_mlp(x, ids, scores, w_up, w_down, activation=activation, save=save)
+        return intarsia.moe_mlp(x, ids, scores, w_up, w_down, activation=activation)
 
     return layer
 
