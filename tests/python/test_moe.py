@@ -1,0 +1,427 @@
+"""intarsia.moe: the whole layer as one node, against its parts and against the specification."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from layers import UNIT, Spec, draw_inputs, specs
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import intarsia
+from intarsia import _core, losses, ops, reference
+
+FAMILIES = ("softmax", "softmax_renorm", "sigmoid_group", "sigmoid")
+CHOICE = ("scores", "expert_bias", "groups", "top_groups", "renormalise", "scale", "token_mask")
+ROUTER = ("w_router", "b_router", "logits_dtype", "nan_tokens", *CHOICE)
+
+
+def parts(x, w_router, k, w_up, w_down, *, reference_=False, **a):
+    """The same through its parts: (y, logits, ids, scores)."""
+    package = reference if reference_ else intarsia
+    router = {name: a.pop(name) for name in ROUTER if name in a}
+    dtype = {} if reference_ else {"logits_dtype": router.pop("logits_dtype", "float32")}
+    router.pop("logits_dtype", None)
+    logits = package.router_logits(x, w_router, router.pop("b_router", None), **dtype)
+    ids, scores = package.route(logits, k, **router)
+    return package.moe_mlp(x, ids, scores, w_up, w_down, **a), logits, ids, scores
+
+
+def whole(*arguments, **a):
+    y, routing = intarsia.moe(*arguments, return_routing=True, **a)
+    return y, *routing[:3]
+
+
+def problem(tokens=20, hidden=12, width=8, experts=6, k=2, dtype=torch.float32, family="softmax", **changes):
+    """(positional arguments, keywords, leaves by name); every option that the family has."""
+    spec = Spec(tokens=tokens, hidden=hidden, width=width, experts=experts, k=k, dtype=dtype, b_up=True, b_down=True,
+                addend=True, seed=int(torch.randint(2**31, ())), **changes)  # fmt: skip
+    return arguments_of(spec, family, draw_inputs(spec))
+
+
+def arguments_of(spec, family, inputs):
+    e, g = spec.experts, torch.Generator().manual_seed(spec.seed + 1)
+    w_router = (torch.randn(e, spec.hidden, generator=g) / spec.hidden**0.5).to(spec.dtype).requires_grad_()
+    b_router = torch.randn(e, generator=g).to(spec.dtype).requires_grad_()
+    keywords = spec.keywords | {name: inputs[name] for name in ("b_up", "b_down", "addend", "token_mask")}
+    keywords |= {"b_router": b_router, "scores": family}
+    if family == "sigmoid_group":
+        keywords |= {"expert_bias": torch.randn(e, generator=g) * 0.1, "scale": 2.5}
+        keywords |= {"groups": 2, "top_groups": 1} if e % 2 == 0 and spec.k <= e // 2 else {}
+    pair = isinstance(inputs["w_up"], tuple)
+    leaves = {"x": inputs["x"], "w_router": w_router, "b_router": b_router, "w_down": inputs["w_down"]}
+    leaves |= {"w_up": inputs["w_up"][0], "w_up[1]": inputs["w_up"][1]} if pair else {"w_up": inputs["w_up"]}
+    leaves |= {name: inputs[name] for name in ("b_up", "b_down", "addend") if inputs[name] is not None}
+    return (inputs["x"], w_router, spec.k, inputs["w_up"], inputs["w_down"]), keywords, leaves
+
+
+def gradients(y, leaves, dy=None, **options):
+    dy = torch.ones_like(y) if dy is None else dy
+    leaves = leaves.values() if isinstance(leaves, dict) else leaves
+    return torch.autograd.grad(y, list(leaves), dy, allow_unused=True, materialize_grads=True, **options)
+
+
+def assert_same(got, want, leaves, dtype):
+    """The same bits, but for x: the whole layer rounds its gradient once, the parts three times."""
+    for name, a, b in zip(leaves, got, want, strict=True):
+        if name == "x":
+            error, size = (a.double() - b.double()).norm(), b.double().norm()
+            assert error <= 2 * UNIT[dtype] * size + 1e-30, f"dx: error {error}, size {size}"
+        else:
+            assert torch.equal(a, b), name
+
+
+# ---- the whole is its parts
+
+
+@given(specs(max_tokens=80, max_size=40, max_experts=12), st.sampled_from(FAMILIES), st.booleans(), st.booleans())
+def test_moe_is_its_parts(spec, family, aux, scores_too):
+    """Every family, layout, activation, bias, mask and mode; the logits in a loss and the scores elsewhere, or not."""
+    arguments, keywords, leaves = arguments_of(spec, family, draw_inputs(spec))
+    g = torch.Generator().manual_seed(spec.seed)
+    dy, ds = (torch.randn(spec.tokens, n, generator=g) for n in (spec.hidden, spec.k))
+    results = []
+    for layer in (whole, parts):
+        y, logits, ids, scores = layer(*arguments, save=spec.save, **keywords)
+        loss = (y * dy).sum()
+        loss = loss + losses.load_balance_loss(logits, ids, scores=family) if aux else loss
+        loss = loss + (scores * ds).sum() if scores_too else loss
+        results.append((y, logits, ids, scores, gradients(loss, leaves)))
+    (*got, got_gradients), (*want, want_gradients) = results
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    assert_same(got_gradients, want_gradients, leaves, spec.dtype)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_in_the_dtype_of_x(family):
+    """They decide as those of the parts do; their gradient stays in float32 where the parts round it."""
+    arguments, keywords, leaves = problem(60, 32, 16, dtype=torch.bfloat16, family=family)
+    keywords["logits_dtype"] = "input"
+    got, want = whole(*arguments, **keywords), parts(*arguments, **keywords)
+    assert got[1].dtype == torch.bfloat16
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    for a, b in zip(gradients(got[0], leaves), gradients(want[0], leaves), strict=True):
+        assert (a - b).norm() <= 2**-6 * b.norm()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("score_on", ["output", "inside"])
+def test_moe_is_the_specification(family, score_on):
+    """y and every gradient in float64, losses included."""
+    arguments, keywords, leaves = problem(dtype=torch.float64, family=family, score_on=score_on, mask=True)
+    if "expert_bias" in keywords:
+        keywords["expert_bias"] = keywords["expert_bias"].double()
+    dy, found = torch.randn(20, 12, dtype=torch.float64), []
+    for layer, package, more in ((whole, losses, {}), (parts, reference, {"reference_": True})):
+        y, logits, ids, scores = layer(*arguments, **keywords, **more)
+        balance = package.load_balance_loss(logits, ids, scores=family)
+        loss = (y * dy).sum() + balance + package.z_loss(logits) + scores.square().sum()
+        found.append((y, *gradients(loss, leaves)))
+    for name, a, b in zip(("y", *leaves), *found, strict=True):
+        torch.testing.assert_close(a, b, msg=lambda m, name=name: f"{name}: {m}")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradcheck(family):
+    arguments, keywords, leaves = problem(5, 3, 4, 4, dtype=torch.float64, family=family)
+    k, names = arguments[2], list(leaves)
+
+    def f(*values):
+        a = dict(zip(names, values, strict=True))
+        return whole(a.pop("x"), a.pop("w_router"), k, a.pop("w_up"), a.pop("w_down"), **(keywords | a))[::3]
+
+    assert torch.autograd.gradcheck(f, tuple(leaves.values()))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradient_of_x_is_no_worse_than_that_of_the_parts(dtype):
+    """Against float64: what is summed where it is written is rounded less often."""
+    arguments, keywords, leaves = problem(200, 64, 32, 8, dtype=dtype, family="sigmoid")
+    dy, errors = torch.randn(200, 64).to(dtype), []
+    ids = whole(*arguments, **keywords)[2]
+    double = [t.detach().double().requires_grad_() if isinstance(t, torch.Tensor) else t for t in arguments]
+    wide = {n: t.detach().double() if isinstance(t, torch.Tensor) else t for n, t in keywords.items()}
+    y, _, same, _ = parts(*double, reference_=True, **wide)
+    clear = (ids == same).all(1)  # a choice may differ where rounding decides
+    assert clear.float().mean() > 0.9
+    (want,) = gradients(y, double[:1], dy.double())
+    for layer in (whole, parts):
+        (dx,) = gradients(layer(*arguments, **keywords)[0], [leaves["x"]], dy)
+        errors.append((dx[clear].double() - want[clear]).norm())
+    assert errors[0] <= 1.05 * errors[1]
+
+
+@pytest.mark.parametrize("tokens", [0, 1])
+def test_no_token_and_one_token(tokens):
+    for family in FAMILIES:
+        arguments, keywords, leaves = problem(tokens=tokens, family=family)
+        got, want = (gradients(layer(*arguments, **keywords)[0], leaves) for layer in (whole, parts))
+        assert_same(got, want, leaves, torch.float32)
+        assert tokens or all((g == 0).all() for g in got)
+
+
+def test_nan_tokens_are_counted_and_reach_nobody():
+    (x, *rest), keywords, leaves = problem(family="softmax_renorm")
+    keywords["addend"], count = None, torch.ones(1, dtype=torch.int32)
+    x = x.detach().index_fill(0, torch.tensor([3, 7]), float("nan"))
+    y = intarsia.moe(x, *rest, nan_tokens=count, **keywords)
+    assert count.item() == 3
+    assert (y[[3, 7]] == 0).all()
+    for name in ("w_up", "w_down", "b_up", "b_down"):
+        assert gradients(y, [leaves[name]], retain_graph=True)[0].isfinite().all(), name
+
+
+# ---- one node, and what it computes
+
+
+class Calls:
+    """Records the raw operations that a block runs, with their fields."""
+
+    def __enter__(self):
+        self.original, self.seen = _core.run, []
+        modules = (_core, ops.router, ops.lists)
+        self.places = [(m, "run") for m in modules]
+
+        def spy(operation, **fields):
+            self.seen.append((operation, fields))
+            return self.original(operation, **fields)
+
+        for module, name in self.places:
+            setattr(module, name, spy)
+        return self
+
+    def __exit__(self, *_):
+        for module, name in self.places:
+            setattr(module, name, self.original)
+
+    def names(self):
+        return [name for name, _ in self.seen]
+
+
+def test_one_node_and_one_gradient_of_x():
+    """The router's part goes into the experts' dx, a tensor that nobody else has."""
+    arguments, keywords, leaves = problem()
+    with Calls() as calls:
+        y, logits, _, scores = whole(*arguments, **keywords)
+    assert calls.names() == ["router_logits", "route", "build_index", "layer_forward"]
+    assert y.grad_fn is logits.grad_fn is scores.grad_fn
+    edges = [node for node, _ in y.grad_fn.next_functions if node is not None]
+    assert {getattr(node, "variable", None) is not None for node in edges} == {True}
+    with Calls() as calls:
+        dx = gradients(y, leaves)[list(leaves).index("x")]
+    assert calls.names() == ["layer_backward", "router_logits", "route_backward", "router_logits_backward"]
+    (_, experts), *_, (_, router) = calls.seen
+    assert router["add_to_dx"]
+    assert router["dx"] is experts["dx"]
+    assert dx.data_ptr() == router["dx"].data_ptr()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_only_softmax_computes_its_logits_again(family):
+    arguments, keywords, leaves = problem(family=family)
+    y = intarsia.moe(*arguments, **keywords)
+    with Calls() as calls:
+        gradients(y, leaves)
+    assert ("router_logits" in calls.names()) == (family == "softmax")
+
+
+ASKED = {
+    "x": {"dx", "dscores"}, "w_router": {"dscores", "dw_router"}, "b_router": {"dscores", "dbias"},
+    "w_up": {"dw_up"}, "w_down": {"dw_down"}, "b_up": {"db_up"}, "b_down": {"db_down"}, "addend": set(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ["asked", "frozen"])
+@pytest.mark.parametrize("leaf", list(ASKED))
+def test_a_gradient_alone(leaf, how):
+    """The bits of all gradients together, and no work for the others: asked for alone, or the others frozen."""
+    arguments, keywords, leaves = problem()
+    want = dict(zip(leaves, gradients(intarsia.moe(*arguments, **keywords), leaves), strict=True))
+    if how == "frozen":
+        for name, value in leaves.items():
+            value.requires_grad_(name == leaf)
+    y = intarsia.moe(*arguments, **keywords)
+    with Calls() as calls:
+        (got,) = gradients(y, [leaves[leaf]])
+    assert torch.equal(got, want[leaf])
+    backward = [fields for name, fields in calls.seen if name in ("layer_backward", "router_logits_backward")]
+    outputs = ("dx", "dscores", "dw_up", "dw_down", "db_up", "db_down", "dw_router", "dbias")
+    computed = {name for fields in backward for name in outputs if fields.get(name) is not None}
+    assert computed == ASKED[leaf]
+    assert ("route_backward" in calls.names()) == (leaf in ("x", "w_router", "b_router"))
+
+
+def test_logits_alone_need_no_experts():
+    """A loss on the logits, or the scores, without y."""
+    arguments, keywords, leaves = problem()
+    router = [leaves[n] for n in ("x", "w_router", "b_router")]
+    for output in (1, 3):
+        with Calls() as calls:
+            got = gradients(whole(*arguments, **keywords)[output].square().sum(), router)
+        assert "layer_backward" not in calls.names()
+        want = gradients(parts(*arguments, **keywords)[output].square().sum(), router)
+        assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+# ---- z is overwritten once
+
+
+@pytest.mark.parametrize("save", ["preactivation", "input"])
+def test_retain_graph_leaves_z_alone(save):
+    arguments, keywords, leaves = problem()
+    y = intarsia.moe(*arguments, save=save, **keywords)
+    runs = [gradients(y, leaves, retain_graph=keep) for keep in (True, True, False)]
+    for again in runs[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(runs[0], again, strict=True))
+
+
+def test_second_backward_is_an_error_in_words():
+    arguments, keywords, leaves = problem()
+    y = intarsia.moe(*arguments, **keywords)
+    gradients(y, leaves)
+    with pytest.raises(intarsia.Error, match=r"moe: a second backward.*retain_graph=True"):
+        gradients(y, leaves)
+
+
+def test_save_modes_give_the_same_bits():
+    arguments, keywords, leaves = problem(dtype=torch.bfloat16)
+    kept, again = (gradients(intarsia.moe(*arguments, save=s, **keywords), leaves) for s in ("preactivation", "input"))
+    assert all(torch.equal(a, b) for a, b in zip(kept, again, strict=True))
+
+
+def test_backward_in_two_passes_equals_one():
+    """Inputs first, then weights, as zero-bubble pipelines do."""
+    arguments, keywords, leaves = problem()
+    joint = dict(zip(leaves, gradients(intarsia.moe(*arguments, **keywords), leaves), strict=True))
+    y = intarsia.moe(*arguments, **keywords)
+    (dx,) = gradients(y, [leaves["x"]], retain_graph=True)
+    weights = {n: t for n, t in leaves.items() if n != "x"}
+    apart = dict(zip(weights, gradients(y, weights), strict=True)) | {"x": dx}
+    assert all(torch.equal(joint[n], apart[n]) for n in joint)
+
+
+def test_second_derivatives_are_refused():
+    arguments, keywords, leaves = problem()
+    (dx,) = gradients(intarsia.moe(*arguments, **keywords), [leaves["x"]], create_graph=True)
+    with pytest.raises(intarsia.Unsupported, match="second derivatives are not implemented"):
+        dx.square().sum().backward()
+
+
+# ---- torch's own habits
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("router", [torch.float32, None])
+def test_autocast(dtype, router):
+    """As the parts; a router in float32 stays there."""
+    arguments, keywords, leaves = problem(family="softmax_renorm")
+    if router is None:
+        with torch.no_grad():
+            for name in ("w_router", "b_router"):
+                leaves[name].data = leaves[name].to(dtype)
+    with torch.autocast("cpu", dtype=dtype):
+        got, want = whole(*arguments, **keywords), parts(*arguments, **keywords)
+    assert got[0].dtype == dtype
+    assert got[1].dtype == torch.float32
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    got, want = gradients(got[0], leaves), gradients(want[0], leaves)
+    assert all(g.dtype == t.dtype for g, t in zip(got, leaves.values(), strict=True))
+    assert_same(got, want, leaves, dtype)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_compiled_with_losses(family):
+    """One graph for every number of tokens, the same bits as eager."""
+    torch._dynamo.reset()
+
+    def f(arguments, keywords):
+        y, routing = intarsia.moe(*arguments, return_routing=True, **keywords)
+        return y.square().sum() + losses.load_balance_loss(routing.logits, routing.ids) + routing.scores.sum()
+
+    function = torch.compile(f, fullgraph=True, dynamic=True, backend="aot_eager")
+    for tokens in (7, 20):
+        arguments, keywords, leaves = problem(tokens=tokens, family=family, mask=True)
+        got, want = (gradients(g(arguments, keywords), leaves) for g in (function, f))
+        assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+class Watcher(TorchDispatchMode):
+    """Sees every operator that reaches the dispatcher."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.seen.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+def test_the_operator_is_there_for_whoever_looks_on():
+    """Under a dispatch mode calls go through torch.ops.intarsia, forward and backward, with the same bits."""
+    arguments, keywords, leaves = problem()
+    want = gradients(intarsia.moe(*arguments, **keywords), leaves)
+    with Watcher() as watcher:
+        got = gradients(intarsia.moe(*arguments, **keywords), leaves)
+    names = ("moe_forward", "layer_backward", "route_backward", "router_logits_backward")
+    assert {f"intarsia.{name}.default" for name in names} <= set(watcher.seen)
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"x": torch.randn(20, 3, 4)}, ("x", "(T, H)")),
+        ({"x": torch.zeros(20, 12, dtype=torch.int32)}, ("x", "float32", "int32")),
+        ({"w_router": torch.randn(6, 13)}, ("w_router", "12", "13")),
+        ({"w_router": torch.randn(5, 12)}, ("5", "6")),
+        ({"w_router": torch.randn(6, 12).half()}, ("w_router", "float16", "float32")),
+        ({"b_router": torch.randn(6, 1)}, ("b_router", "(E)")),
+        ({"b_router": torch.randn(5)}, ("5", "6")),
+        ({"k": 7}, ("k", "6", "7")),
+        ({"k": 2.0}, ("k", "integer", "2.0")),
+        ({"scores": "top"}, ("scores", "softmax_renorm", "top")),
+        ({"logits_dtype": "half"}, ("logits_dtype", "input", "half")),
+        ({"expert_bias": torch.randn(6), "scores": "softmax"}, ("expert_bias", "sigmoid_group")),
+        ({"groups": 4, "scores": "sigmoid_group"}, ("groups", "4", "6")),
+        ({"token_mask": torch.ones(20)}, ("token_mask", "bool", "float32")),
+        ({"token_mask": torch.ones(20, dtype=torch.bool, device="meta")}, ("token_mask", "meta", "cpu")),
+        ({"token_mask": torch.ones(3, dtype=torch.bool)}, ("token_mask", "3", "20")),
+        ({"w_up": torch.randn(6, 16, 12).double()}, ("w_up", "float32", "float64")),
+        ({"w_down": torch.randn(6, 12)}, ("w_down", "(E, H, I)")),
+        ({"addend": torch.randn(19, 12)}, ("addend", "20", "19")),
+        ({"activation": "swish"}, ("activation", "swiglu", "swish")),
+        ({"score_on": "input"}, ("b_up", "input")),
+        ({"save": "all"}, ("save", "preactivation", "all")),
+        ({"backend": "gpu"}, ("backend", "automatic", "gpu")),
+    ],
+)  # fmt: skip
+def test_wrong_arguments_are_named(changes, words):
+    (x, w_router, k, w_up, w_down), keywords, _ = problem()
+    a = {"x": x, "w_router": w_router, "k": k, "w_up": w_up, "w_down": w_down} | keywords | changes
+    with pytest.raises(intarsia.Error) as info:
+        intarsia.moe(*[a.pop(n) for n in ("x", "w_router", "k", "w_up", "w_down")], **a)
+    assert isinstance(info.value, ValueError | NotImplementedError)
+    for word in words:
+        assert word in str(info.value), f"{word!r} is not in: {info.value}"
+
+
+# ---- the module
+
+
+def test_the_module_is_the_function():
+    """The same operations and the same bits, in any leading shape, with a shared expert and a residual."""
+    layer = intarsia.MoE(12, 8, 6, 2, scores="sigmoid_group", bias=True, router_bias=True, shared_width=4)
+    x, mask = torch.randn(4, 5, 12, requires_grad=True), torch.rand(4, 5) < 0.8
+    with Calls() as calls:
+        y = layer(x, token_mask=mask, addend=x)
+    assert calls.names()[-4:] == ["router_logits", "route", "build_index", "layer_forward"]
+    flat = x.flatten(0, 1)
+    want, routing = intarsia.moe(
+        flat, layer.w_router, 2, layer.w_up, layer.w_down, b_router=layer.b_router, scores="sigmoid_group",
+        expert_bias=layer.expert_bias, b_up=layer.b_up, b_down=layer.b_down, token_mask=mask.flatten(),
+        addend=flat + layer.shared(flat), return_routing=True,
+    )  # fmt: skip
+    assert torch.equal(y, want.view_as(y))
+    assert torch.equal(layer.last_counts, routing.lists.counts())
+    leaves = (x, *layer.parameters())
+    assert_same(gradients(y, leaves), gradients(want.view_as(y), leaves), ["x", *"abcdefghi"][: len(leaves)], x.dtype)
