@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import intarsia
-from gpu import DEVICE, MARKS, generator, normal
+from gpu import DEVICE, MARKS, Guard, generator, normal
 from intarsia import _core, losses, reference
 from intarsia.errors import InvalidArgument
 
@@ -119,6 +119,56 @@ def test_repeated_logits_have_the_same_bits(dtype):
         assert all(torch.equal(a, b) for a, b in zip(once(), first, strict=True))
 
 
+@pytest.mark.parametrize("add", [False, True], ids=["written", "added"])
+@pytest.mark.parametrize("framed", [False, True], ids=["at the ends", "around every row"])
+@pytest.mark.parametrize(("dtype", "wide"), [(torch.bfloat16, False), (torch.bfloat16, True), (torch.float16, True)])
+@pytest.mark.parametrize(("H", "E"), [(200, 72), (33, 7), (64, 264)])
+def test_neighbours_in_memory(H, E, dtype, wide, framed, add):
+    """NaN around every tensor is neither read nor written; the router's part of dx replaces dx or is added to it."""
+    g, guard, parameter = generator(), Guard(), torch.float32 if wide else dtype
+    x, w = guard.put(normal(g, 300, H, dtype=dtype), framed), guard.put(normal(g, E, H, dtype=parameter), framed)
+    bias, d = guard.put(normal(g, E, dtype=parameter)), guard.put(normal(g, 300, E, dtype=torch.float32), framed)
+    before = normal(g, 300, H, dtype=dtype)
+    dx = guard.put(before, framed) if add else guard.fresh((300, H), dtype, framed)
+    dw, dbias = guard.fresh((E, H), parameter, framed), guard.fresh((E,), parameter)
+    logits = guard.fresh((300, E), torch.float32, framed)
+    _core.run("router_logits", x=x, w_router=w, bias=bias, logits=logits)
+    _core.run("router_logits_backward", dlogits=d, x=x, w_router=w, add_to_dx=add, dx=dx, dw_router=dw, dbias=dbias)
+    x64, w64, d64 = x.double(), w.double(), d.double()
+    part, size = d64 @ w64, d64.abs() @ w64.abs()
+    within(logits, x64 @ w64.T + bias.double(), x64.abs() @ w64.abs().T + bias.double().abs(), 1e-6, "logits")
+    within(dx, part + before.double() if add else part, size + before.double().abs() if add else size, 2**-17, "dx")
+    within(dw, d64.T @ x64, d64.abs().T @ x64.abs(), 2**-17, "dw")
+    within(dbias, d64.sum(0), d64.abs().sum(0), 2**-17, "dbias")
+    assert guard.intact()
+
+
+@pytest.mark.parametrize("H", [96, 33])
+@pytest.mark.parametrize(("dtype", "wide"), [(torch.bfloat16, False), (torch.bfloat16, True), (torch.float16, True)])
+def test_a_token_of_nan_touches_no_router_weight(dtype, wide, H):
+    """Its logits are NaN, so it chooses nobody; every other token's bits and the weights' gradients are finite."""
+    x = normal(generator(), 300, H, dtype=dtype)
+    w = normal(generator(1), 24, H, scale=0.2, dtype=torch.float32 if wide else dtype)
+
+    def run(x):
+        leaves = [x.detach().requires_grad_(), w.detach().requires_grad_()]
+        logits = intarsia.router_logits(*leaves)
+        ids, scores = intarsia.route(logits, 3)
+        dscores = torch.rand(300, 3, generator=generator(2), device=DEVICE)
+        return ids, scores.detach(), *torch.autograd.grad(scores, leaves, dscores)
+
+    bad = x.clone()
+    bad[[0, 7, 299]] = torch.nan
+    others = torch.ones(300, dtype=torch.bool, device=DEVICE)
+    others[[0, 7, 299]] = False
+    got, want = run(bad), run(x)
+    for a, b in zip(got[:3], want[:3], strict=True):
+        assert torch.equal(a[others], b[others])
+    assert (got[0][~others] == -1).all()
+    assert (got[2][~others] == 0).all()
+    assert got[3].isfinite().all()
+
+
 # ---- the choice
 
 
@@ -216,9 +266,9 @@ def test_many_tokens():
     """600,000 of them, with a group for each multiprocessor many times over."""
     logits = normal(generator(), 600_000, 8, dtype=torch.float32)
     ids, scores = intarsia.route(logits, 2, scores="softmax_renorm")
-    values, want = logits.topk(2)
+    want = reference.top_k(logits, 2)
     assert torch.equal(ids.long(), want)
-    torch.testing.assert_close(scores, values.softmax(1), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(scores, logits.gather(1, want).softmax(1), rtol=1e-5, atol=1e-6)
 
 
 def test_refusals_leave_the_outputs_alone():
