@@ -13,7 +13,7 @@ sources := $(shell find CMakeLists.txt LICENSE README.md pyproject.toml cmake in
 cxx_files := $(shell find include src tests examples -name '*.h' -o -name '*.cpp' -o -name '*.c' -o -name '*.cu' -o -name '*.cuh')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench gpu-test gpu-bench figures format lint asan coverage clean
+.PHONY: help demo test bench gpu-test gpu-bench figures format lint asan gate coverage clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -55,12 +55,18 @@ lint: .venv/.ready  ## style, includes, tree, reports
 asan: .venv/.ready  ## the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	tools/sanitize
 
+gate:  ## the Hopper kernels without a GPU: models on the CPU, then ptxas over every kernel (nvcc)
+	cmake -S . -B build-gate -G Ninja --log-level=NOTICE -DINTARSIA_TORCH=OFF -DINTARSIA_CLI=OFF -DINTARSIA_ONEDNN=OFF
+	cmake --build build-gate --target sm90_tests
+	build-gate/sm90_tests --gtest_brief=1
+	tools/ptxas_gate --build build-gate
+
 coverage: asan build/.installed  ## lines of src/ and python/ that no test runs
 	$(bin)/python -m coverage run -m pytest --quiet
 	tools/coverage
 
 clean:  ## remove all that was built, .venv included
-	rm -rf build build-asan .venv out
+	rm -rf build build-asan build-gate .venv out
 
 .venv/.ready: tools/setup
 	tools/setup environment
