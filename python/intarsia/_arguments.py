@@ -44,13 +44,11 @@ def choice(function: str, name: str, value, allowed: tuple[str, ...]) -> None:
 
 def same_device(function: str, x: torch.Tensor, **others) -> None:
     """All tensors must be where x is."""
+    device = x.device
     for name, value in others.items():
-        if value is not None and value.device != x.device:
-            fail(
-                function,
-                name,
-                f"expected device {x.device} like x, got {value.device}; move it with .to({str(x.device)!r})",
-            )
+        if value is not None and value.device != device:
+            text = f"expected device {device} like x, got {value.device}; move it with .to({str(device)!r})"
+            fail(function, name, text)
 
 
 def gate_block(function: str, layout) -> int:
@@ -102,10 +100,11 @@ def activations(function: str, name: str, x: torch.Tensor) -> None:
 
 def same_dtype(function: str, x: torch.Tensor, or_float32: bool = False, **others) -> None:
     """Weights must have x's dtype; biases and the router's weight may be float32 too."""
+    dtype = x.dtype
     for name, value in others.items():
-        if value is None or value.dtype == x.dtype or (or_float32 and value.dtype == torch.float32):
+        if value is None or value.dtype == dtype or (or_float32 and value.dtype == torch.float32):
             continue
-        expected = f"{x.dtype} like x" + (" (or torch.float32)" if or_float32 else "")
+        expected = f"{dtype} like x" + (" (or torch.float32)" if or_float32 else "")
         fail(
             function, name, f"expected {expected}, got {value.dtype}; convert one of them, or run under torch.autocast"
         )

@@ -25,6 +25,7 @@ class _Raw:
         library.define(schema)
         self.schema = torch._C.parse_schema(schema)
         self.names = [argument.name for argument in self.schema.arguments]
+        self.known = frozenset(self.names)
         torch.library.register_fake(f"intarsia::{name}.out", lambda *_: None, lib=library)
         self.call = getattr(torch.ops.intarsia, name).out
 
@@ -87,12 +88,12 @@ def run(operation: str, **fields) -> None:
     Raises InvalidArgument (a ValueError) or Unsupported (a NotImplementedError), before anything is written.
     """
     raw = raw_operators[operation]
+    if not raw.known.issuperset(fields):
+        unknown = [name for name in fields if name not in raw.known]
+        raise InvalidArgument(f"{operation}: no argument is called {', '.join(unknown)}")
     fields.setdefault("backend", "automatic")
-    arguments = [fields.pop(name, None) for name in raw.names]
-    if fields:
-        raise InvalidArgument(f"{operation}: no argument is called {', '.join(fields)}")
     try:
-        raw.call(*arguments)
+        raw.call(*map(fields.get, raw.names))
     except RuntimeError as error:
         for prefix, kind in _TYPED.items():
             if str(error).startswith(prefix):

@@ -171,7 +171,8 @@ class MoE(nn.Module):
         if x.dim() < 1 or x.shape[-1] != self.hidden:
             check.fail("MoE", "x", f"expected (..., {self.hidden}), got {tuple(x.shape)}")
         flat = x.dim() == 2
-        x_TH, mask_T = x if flat else x.reshape(-1, self.hidden), None if token_mask is None else token_mask.reshape(-1)
+        x_TH = x if flat else x.reshape(-1, self.hidden)
+        mask_T = None if token_mask is None else token_mask.reshape(-1)
         addend_TH = None if addend is None else addend.reshape(-1, self.hidden)
         y_TH, found = self._forward(x_TH, mask_T, addend_TH)
         offsets = found.lists.expert_offsets

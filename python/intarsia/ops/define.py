@@ -136,6 +136,11 @@ def nothing(like: torch.Tensor) -> torch.Tensor:
     return like.new_empty((0,))
 
 
+def present(outputs, like: torch.Tensor) -> tuple:
+    """Outputs that may be None as an operator returns them."""
+    return tuple(nothing(like) if t is None else t for t in outputs)
+
+
 def wanted(flag: bool, tensor: torch.Tensor) -> torch.Tensor | None:
     """An output as a gradient: None when nobody asked for it."""
     return tensor if flag else None

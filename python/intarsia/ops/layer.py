@@ -4,7 +4,7 @@ import torch
 
 from .. import _core
 from ..errors import Error
-from .define import asked_for, define, eager, keep, kept, nothing, wanted
+from .define import asked_for, define, eager, keep, kept, present, wanted
 
 GATED = ("swiglu", "geglu", "geglu_tanh", "reglu", "clamped_swiglu")
 
@@ -65,33 +65,35 @@ def _outputs(v: dict):
 
 def _backward(dy, z, *rest):
     *arguments, need = rest
-    return _run_backward(dy, z, dict(zip(_SHARED_NAMES, arguments, strict=True)), need, overwrite_z=False)
+    values = dict(zip(_SHARED_NAMES, arguments, strict=True))
+    return present(_run_backward(dy, z, values, need, overwrite_z=False), dy)
 
 
 def _backward_fake(dy, z, *rest):
     *arguments, need = rest
-    return _gradient_buffers(dict(zip(_SHARED_NAMES, arguments, strict=True)), need)
+    return present(_gradient_buffers(dict(zip(_SHARED_NAMES, arguments, strict=True)), need), dy)
 
 
-def _gradient_buffers(values: dict, need) -> tuple:
+def _gradient_buffers(values: dict, need) -> list:
+    """None for a gradient that is not needed."""
+
     def buffer(name):
         # Gradients of parameters take their strides, so that autograd keeps them without a copy.
         rows = name in ("x", "scores")
         return torch.empty_like(values[name], memory_format=torch.contiguous_format if rows else torch.preserve_format)
 
-    return tuple(buffer(n) if flag else nothing(values["x"]) for n, flag in zip(_DIFFERENTIABLE, need, strict=True))
+    return [buffer(name) if flag else None for name, flag in zip(_DIFFERENTIABLE, need, strict=True)]
 
 
-def _run_backward(dy, z, values: dict, need, overwrite_z: bool) -> tuple:
-    buffers = _gradient_buffers(values, need)
-    gradients = {name: wanted(flag, g) for name, flag, g in zip(_GRADIENT_NAMES, need, buffers, strict=True)}
+def _run_backward(dy, z, values: dict, need, overwrite_z: bool) -> list:
+    gradients = _gradient_buffers(values, need)
     gate_block, up_transposed = values["w_up_gate_block"], values["w_up_transposed"]
     _core.run(
         "layer_backward", dy=dy, z=z, **values, overwrite_z=overwrite_z, accumulate=False, grad_scale=1.0,
         dw_up_gate_block=gate_block, dw_up_transposed=up_transposed, dw_down_transposed=values["w_down_transposed"],
-        **gradients,
+        **dict(zip(_GRADIENT_NAMES, gradients, strict=True)),
     )  # fmt: skip
-    return buffers
+    return gradients
 
 
 layer_backward = define(
@@ -110,7 +112,7 @@ class Preactivations:
     def __init__(self, function: str, overwrite: bool):
         self.function, self.overwrite, self.spent = function, overwrite, False
 
-    def require(self) -> None:
+    def check(self) -> None:
         """Raises Error when an earlier backward has overwritten z."""
         if self.spent:
             raise Error(
@@ -156,7 +158,7 @@ def _setup(ctx, inputs, output):
 def _gradient(ctx, dy, _dz):
     if dy is None:
         return (None,) * len(FORWARD_NAMES)
-    ctx.z_state.require()
+    ctx.z_state.check()
     asked = asked_for(FORWARD_NAMES, ctx.needs_input_grad, ctx.edges, ctx.next_functions)
     gradients = expert_gradients(dy, kept(ctx, KEPT), asked, ctx.z_state)
     if "addend" in asked:

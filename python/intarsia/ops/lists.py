@@ -8,15 +8,18 @@ from .router import route_backward
 
 
 def run_build_index(ids, token_mask, experts, backend):
-    lists = fake_build_index(ids, token_mask, experts, backend)
-    names = ("expert_offsets", "row_token", "row_slot", "slot_row")
-    run("build_index", ids=ids, token_mask=token_mask, **dict(zip(names, lists, strict=True)), backend=backend)
+    expert_offsets, row_token, row_slot, slot_row = lists = fake_build_index(ids, token_mask, experts, backend)
+    run(
+        "build_index", ids=ids, token_mask=token_mask, expert_offsets=expert_offsets, row_token=row_token,
+        row_slot=row_slot, slot_row=slot_row, backend=backend,
+    )  # fmt: skip
     return lists
 
 
 def fake_build_index(ids, token_mask, experts, backend):
-    rows = ids.shape[0] * ids.shape[1]
-    return tuple(ids.new_empty(shape, dtype=torch.int32) for shape in ((experts + 1,), (rows,), (rows,), ids.shape))
+    expert_offsets = ids.new_empty((experts + 1,), dtype=torch.int32)
+    row_token = ids.new_empty((ids.shape[0] * ids.shape[1],), dtype=torch.int32)
+    return expert_offsets, row_token, torch.empty_like(row_token), ids.new_empty(ids.shape, dtype=torch.int32)
 
 
 build_index = define(

@@ -8,15 +8,7 @@ from x and w_router, which are kept anyway.
 from .define import asked_for, define, keep, kept, wanted
 from .layer import FORWARD_NAMES, KEPT, OPTIONS, WEIGHTS, Preactivations, expert_gradients, fake_layer, run_layer
 from .lists import fake_build_index, run_build_index
-from .router import (
-    fake_logits,
-    fake_route,
-    logits_gradients,
-    route_backward,
-    router_logits,
-    run_logits,
-    run_route,
-)
+from .router import fake_logits, fake_route, logits_gradients, route_backward, router_logits, run_logits, run_route
 
 _EXPERTS = FORWARD_NAMES[FORWARD_NAMES.index("w_up") :]  # weights to backend, as layer_forward takes them
 _ROUTER = ("x", "w_router", "b_router")
@@ -24,9 +16,7 @@ NAMES = (
     *_ROUTER, "expert_bias", "token_mask", "k", "scores_kind", "groups", "top_groups", "renormalise", "scale",
     "input_dtype", "count_nan_tokens", *_EXPERTS,
 )  # fmt: skip
-_TENSORS = (
-    *_ROUTER, "expert_bias", "token_mask", "w_up", "w_up_second", "w_down", "b_up", "b_down", "addend"
-)  # fmt: skip
+_TENSORS = (*_ROUTER, "expert_bias", "token_mask", "w_up", "w_up_second", "w_down", "b_up", "b_down", "addend")
 _LISTS = ("expert_offsets", "row_token", "row_slot", "slot_row")
 _KEPT = (*KEPT, "w_router", "b_router", "ids", "raw_scores")
 _OPTIONS = (*OPTIONS, "scores_kind", "renormalise", "scale", "input_dtype")
@@ -64,7 +54,7 @@ def _setup(ctx, inputs, output):
 
 def _gradient(ctx, dy, _dz, dlogits, dscores, *_):
     if dy is not None:
-        ctx.z_state.require()
+        ctx.z_state.check()
     asked = asked_for(NAMES, ctx.needs_input_grad, ctx.edges, ctx.next_functions)
     values, gradients = kept(ctx, _KEPT), {}
     router = not asked.isdisjoint(_ROUTER)

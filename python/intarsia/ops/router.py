@@ -3,7 +3,7 @@
 import torch
 
 from .._core import run
-from .define import define, eager, nothing, score_dtype, wanted
+from .define import define, eager, present, score_dtype, wanted
 
 # ---- router_logits: logits = x w_router^T + bias
 
@@ -21,35 +21,38 @@ def fake_logits(x, w_router, bias, input_dtype, backend):
 
 def _logits_backward(dlogits, x, w_router, bias, addend, need_x, need_w, need_bias, backend):
     dx = None if addend is None else addend.clone(memory_format=torch.contiguous_format)
-    return _run_logits_backward(dlogits, x, w_router, bias, dx, (need_x, need_w, need_bias), backend)
+    return present(_run_logits_backward(dlogits, x, w_router, bias, dx, (need_x, need_w, need_bias), backend), x)
 
 
-def _run_logits_backward(dlogits, x, w_router, bias, dx, need, backend):
+def _logits_backward_fake(dlogits, x, w_router, bias, addend, need_x, need_w, need_bias, backend):
+    return present(_gradient_buffers(x, w_router, bias, None, (need_x, need_w, need_bias)), x)
+
+
+def _run_logits_backward(dlogits, x, w_router, bias, dx, need, backend) -> tuple:
     """Adds to dx where it is there."""
-    outputs = _gradient_buffers(x, w_router, bias, dx, need)
-    dx_out, dw_router, dbias = map(wanted, need, outputs)
+    add_to_dx = dx is not None
+    dx, dw_router, dbias = gradients = _gradient_buffers(x, w_router, bias, dx, need)
     run(
-        "router_logits_backward", dlogits=dlogits, x=x, w_router=w_router, add_to_dx=dx is not None, dx=dx_out,
+        "router_logits_backward", dlogits=dlogits, x=x, w_router=w_router, add_to_dx=add_to_dx, dx=dx,
         dw_router=dw_router, dbias=dbias, backend=backend,
     )  # fmt: skip
-    return outputs
+    return gradients
 
 
-def _gradient_buffers(x, w_router, bias, dx, need):
+def _gradient_buffers(x, w_router, bias, dx, need) -> tuple:
+    """None for a gradient that is not needed."""
     need_x, need_w, need_bias = need
-    if dx is None:
-        dx = torch.empty_like(x, memory_format=torch.contiguous_format) if need_x else nothing(x)
-    dw_router = torch.empty_like(w_router) if need_w else nothing(x)
-    return dx, dw_router, torch.empty_like(bias) if need_bias else nothing(x)
+    if dx is None and need_x:
+        dx = torch.empty_like(x, memory_format=torch.contiguous_format)
+    dw_router = torch.empty_like(w_router) if need_w else None
+    return dx, dw_router, torch.empty_like(bias) if need_bias else None
 
 
 router_logits_backward = define(
     "router_logits_backward(Tensor dlogits, Tensor x, Tensor w_router, Tensor? bias, Tensor? addend, bool need_x, "
     "bool need_w, bool need_bias, str backend) -> (Tensor, Tensor, Tensor)",
     _logits_backward,
-    lambda dlogits, x, w_router, bias, addend, *need_backend: _gradient_buffers(
-        x, w_router, bias, None, need_backend[:3]
-    ),
+    _logits_backward_fake,
 )
 
 
