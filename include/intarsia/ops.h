@@ -22,8 +22,11 @@ namespace intarsia {
 /// Where and how an operation runs.
 struct Context {
   Backend backend = Backend::automatic;
-  void* stream = nullptr;          ///< CUDA stream; ignored on the CPU
-  Allocator* allocator = nullptr;  ///< workspace; null: host_allocator() on the CPU
+  void* stream = nullptr;  ///< CUDA stream; ignored on the CPU
+  /// Where the workspace comes from. Null: host_allocator() on the CPU; on CUDA cudaMallocAsync in the order of `stream`, from
+  /// the device's current memory pool. That pool returns its memory to the system at every synchronisation, and mapping it
+  /// again takes time, unless its cudaMemPoolAttrReleaseThreshold was raised, which is the program's to decide.
+  Allocator* allocator = nullptr;
 };
 
 // ---------------------------------------------------------------------------------------------------------- the router
@@ -39,7 +42,9 @@ struct RouterLogits {
 };
 
 /// dx = dlogits w_router, dw_router = dlogits^T x, dbias = column sums of dlogits. Absent outputs are skipped.
-/// With `add_to_dx` dx += dlogits w_router: x's gradient through the experts is there already, and no pass over (T, H) adds them.
+/// With `add_to_dx` dx += dlogits w_router: x's gradient through the experts is there already, and no pass over (T, H) adds
+/// them (on wgmma rounded before and after the addition, as by a pass of its own). A token whose dlogits are all zero takes no
+/// part in dw_router, whatever its x holds.
 struct RouterLogitsBackward {
   static constexpr const char* kName = "router_logits_backward";
   TensorView dlogits = {};   // (T, E) f32 or x
@@ -392,14 +397,14 @@ struct LayerBackward {
   X(DownBackward) X(DownWeightBackward) X(UpBackward) X(UpWeightBackward) X(BiasBackward) X(LayerForward) X(LayerBackward)
 // clang-format on
 
-#define INTARSIA_DECLARE(Op)                                                                                     \
-  /** Checks every argument, then computes. Throws InvalidArgument or Unsupported before anything is written. */ \
-  INTARSIA_EXPORT void run(const Op&, const Context& = {});                                                      \
-  /** Empty when the operation can run, else the reason in words. */                                             \
-  INTARSIA_EXPORT std::string supports(const Op&, const Context& = {});                                          \
-  /** Which backend, kernel and path `run` would take, and why not a faster one. */                              \
-  INTARSIA_EXPORT std::string explain(const Op&, const Context& = {});                                           \
-  /** Bytes that `run` asks of the allocator, at once, for its own use. */                                       \
+#define INTARSIA_DECLARE(Op)                                                                                           \
+  /** Checks every argument, then computes. Throws InvalidArgument or Unsupported before anything is written. */       \
+  INTARSIA_EXPORT void run(const Op&, const Context& = {});                                                            \
+  /** Empty when the operation can run, else the reason in words. */                                                   \
+  INTARSIA_EXPORT std::string supports(const Op&, const Context& = {});                                                \
+  /** Which backend, kernel and path `run` would take, and why not a faster one. Throws InvalidArgument as it does. */ \
+  INTARSIA_EXPORT std::string explain(const Op&, const Context& = {});                                                 \
+  /** Bytes that `run` asks of the allocator, at once, for its own use. */                                             \
   INTARSIA_EXPORT std::size_t workspace_bytes(const Op&, const Context& = {});
 INTARSIA_FOR_EACH_OPERATION(INTARSIA_DECLARE)
 #undef INTARSIA_DECLARE

@@ -214,6 +214,7 @@ template <class Op>
 std::string explain_op(const Op& op, const Context& context) {
   const Survey s = survey(op);
   const Choice choice = choose(s, context.backend);
+  validate(op);  // lists on a GPU are not read, whatever INTARSIA_CHECK says: an explanation waits for nothing
   const std::string head = std::string(Op::kName) + ": ";
   if (!choice.refusal.empty()) return head + "cannot run: " + choice.refusal;
   if (choice.backend == Backend::reference)

@@ -18,8 +18,9 @@ namespace intarsia::cuda {
 INTARSIA_FOR_EACH_OPERATION(INTARSIA_DECLARE)
 #undef INTARSIA_DECLARE
 
-/// Workspaces for callers that bring no allocator: the device's own pool, in the order of a stream (and part of a captured
-/// graph).
+/// Workspaces for callers that bring no allocator: the device's memory pool, in the order of a stream (and part of a captured
+/// graph). What the pool keeps between calls is the caller's to set (Context in ops.h): a pool of the library's own would hold
+/// memory that nobody could take back.
 class StreamAllocator final : public Allocator {
  public:
   StreamAllocator(int device, void* stream) : device_(device), stream_(stream) {}

@@ -1,3 +1,6 @@
+#include <cuda.h>
+
+#include <algorithm>
 #include <array>
 #include <mutex>
 #include <new>
@@ -10,15 +13,81 @@ namespace {
 
 constexpr int kMaxDevices = 64;
 
+/// The driver's functions for contexts, from the driver that is loaded, so that nothing links libcuda.
+class Driver {
+ public:
+  static const Driver& loaded() {
+    static const Driver driver;
+    return driver;
+  }
+
+  decltype(&cuDeviceGet) device_get;
+  decltype(&cuDevicePrimaryCtxRetain) primary_context_retain;
+  decltype(&cuCtxPushCurrent) push;
+  decltype(&cuCtxPopCurrent) pop;
+
+ private:
+  Driver() {
+    find("cuDeviceGet", device_get);
+    find("cuDevicePrimaryCtxRetain", primary_context_retain);
+    find("cuCtxPushCurrent", push);
+    find("cuCtxPopCurrent", pop);
+  }
+
+  template <class Function>
+  static void find(const char* name, Function*& function) {
+    void* pointer = nullptr;
+    cudaDriverEntryPointQueryResult found{};
+    check(cudaGetDriverEntryPointByVersion(name, &pointer, 12000, cudaEnableDefault, &found),
+          "cudaGetDriverEntryPointByVersion");
+    if (pointer == nullptr) throw Unsupported("the CUDA driver has no " + std::string(name) + "; update it to 525 or later");
+    function = reinterpret_cast<Function*>(pointer);
+  }
+};
+
+void check_driver(CUresult result, const char* call) {
+  if (result != CUDA_SUCCESS) throw Error(std::string(call) + " failed with code " + std::to_string(static_cast<int>(result)));
+}
+
+/// The context of a device that the runtime uses too. Held until the process ends, so that a guard costs a push and a pop.
+CUcontext primary_context(int index) {
+  static std::array<std::once_flag, kMaxDevices> once;
+  static std::array<CUcontext, kMaxDevices> contexts;
+  CUcontext& context = contexts.at(static_cast<std::size_t>(index));
+  std::call_once(once[static_cast<std::size_t>(index)], [&] {
+    CUdevice device = 0;
+    check_driver(Driver::loaded().device_get(&device, index), "cuDeviceGet");
+    check_driver(Driver::loaded().primary_context_retain(&context, device), "cuDevicePrimaryCtxRetain");
+  });
+  return context;
+}
+
 }  // namespace
+
+void fail(cudaError_t status, const char* call) {
+  cudaGetLastError();
+  if (status == cudaErrorInvalidResourceHandle) {  // streams are the only handles that are passed on
+    int device = 0;
+    cudaGetDevice(&device);
+    throw InvalidArgument(std::string(call) + ": stream: expected a stream of cuda:" + std::to_string(device) +
+                          ", where the tensors are, got one of another device or one that is no longer there; pass a stream " +
+                          "created while that device is current");
+  }
+  throw Error(std::string(call) + ": " + cudaGetErrorString(status));
+}
+
+DeviceGuard::DeviceGuard(int index) { check_driver(Driver::loaded().push(primary_context(index)), "cuCtxPushCurrent"); }
+
+DeviceGuard::~DeviceGuard() {
+  CUcontext popped = nullptr;
+  Driver::loaded().pop(&popped);
+}
 
 const DeviceFigures& device_figures(int index) {
   static std::array<std::once_flag, kMaxDevices> once;
   static std::array<DeviceFigures, kMaxDevices> figures;
-  if (index < 0 || index >= kMaxDevices) throw InvalidArgument("device index: expected 0 to 63, got " + std::to_string(index));
-  const auto i = static_cast<std::size_t>(index);
-  std::call_once(once[i], [&] {
-    DeviceFigures& f = figures[i];
+  DeviceFigures& f = figures.at(static_cast<std::size_t>(index));
+  std::call_once(once[static_cast<std::size_t>(index)], [&] {
     const auto ask = [&](int& value, cudaDeviceAttr attribute) {
       check(cudaDeviceGetAttribute(&value, attribute, index), "cudaDeviceGetAttribute");
     };
@@ -27,19 +96,26 @@ const DeviceFigures& device_figures(int index) {
     ask(f.minor, cudaDevAttrComputeCapabilityMinor);
     ask(f.shared_bytes_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin);
   });
-  return figures[i];
+  return f;
 }
 
 void* StreamAllocator::allocate(std::size_t bytes) {
   const DeviceGuard guard(device_);
   void* pointer = nullptr;
   const cudaError_t status = cudaMallocAsync(&pointer, bytes, stream_of(stream_));
-  if (status == cudaErrorMemoryAllocation) throw std::bad_alloc();
+  if (status == cudaErrorMemoryAllocation) {
+    cudaGetLastError();  // told by the exception, not once more by the caller's next look
+    throw std::bad_alloc();
+  }
   check(status, "cudaMallocAsync");
   return pointer;
 }
 
-void StreamAllocator::deallocate(void* pointer, std::size_t) noexcept { cudaFreeAsync(pointer, stream_of(stream_)); }
+void StreamAllocator::deallocate(void* pointer, std::size_t) noexcept try {
+  const DeviceGuard guard(device_);  // without it the default stream would be that of whatever device is current
+  check(cudaFreeAsync(pointer, stream_of(stream_)), "cudaFreeAsync");
+} catch (...) {  // a device that failed, or a process that ends: the next call says so, and there is nothing to give back to
+}
 
 std::string device_problem(int index) {
   int count = 0;
@@ -47,7 +123,8 @@ std::string device_problem(int index) {
     cudaGetLastError();  // a machine without a driver must not leave an error behind for the next call
     return std::string("no CUDA device can be used: ") + cudaGetErrorString(status);
   }
-  if (index >= count) return "there is no CUDA device " + std::to_string(index) + ", only " + std::to_string(count);
+  if (index < 0 || index >= std::min(count, kMaxDevices))
+    return "there is no CUDA device " + std::to_string(index) + ", only " + std::to_string(count);
   const DeviceFigures& f = device_figures(index);
   if (f.major < 8)
     return "compute capability " + std::to_string(f.major) + "." + std::to_string(f.minor) +

@@ -14,13 +14,13 @@
 
 namespace intarsia::cuda {
 
-/// Throws intarsia::Error with the call and CUDA's own words.
-inline void check(cudaError_t status, const char* call) {
-  if (status != cudaSuccess) throw Error(std::string(call) + ": " + cudaGetErrorString(status));
-}
+/// Throws what a failed call means, and leaves no error behind for the caller's own next look.
+[[noreturn]] void fail(cudaError_t status, const char* call);
 
-/// After a launch; "kernel" names the operation.
-inline void check_launch(const char* kernel) { check(cudaGetLastError(), kernel); }
+/// `call` is the CUDA function, or the operation of a launch.
+inline void check(cudaError_t status, const char* call) {
+  if (status != cudaSuccess) fail(status, call);
+}
 
 struct DeviceFigures {
   int multiprocessors = 0;
@@ -31,24 +31,16 @@ struct DeviceFigures {
 /// Figures of a device, asked once per process.
 const DeviceFigures& device_figures(int index);
 
-/// Makes a device current and puts the former one back. Always sets it: in a thread that has not used CUDA yet (torch's
-/// backward runs in such threads) that is what gives the driver's own functions, the tensor-map encoder among them, a context.
+/// Makes a device current, and afterwards what was current before: in a thread that has not used CUDA yet (torch's backward
+/// runs in such threads) nothing. There cudaGetDevice says 0, and setting that again would create a context on GPU 0, hundreds
+/// of MB that nobody asked for; so the device's context is pushed on the thread's stack and popped from it. The driver's own
+/// functions, the tensor-map encoder among them, need it there.
 class DeviceGuard {
  public:
-  explicit DeviceGuard(int index) {
-    check(cudaGetDevice(&before_), "cudaGetDevice");
-    check(cudaSetDevice(index), "cudaSetDevice");
-    changed_ = before_ != index;
-  }
-  ~DeviceGuard() {
-    if (changed_) cudaSetDevice(before_);
-  }
+  explicit DeviceGuard(int index);
+  ~DeviceGuard();
   DeviceGuard(const DeviceGuard&) = delete;
   DeviceGuard& operator=(const DeviceGuard&) = delete;
-
- private:
-  int before_ = 0;
-  bool changed_ = false;
 };
 
 /// The device type of a storage type: bfloat16 of base/half.h is __nv_bfloat16 on the GPU, and so on.

@@ -169,6 +169,20 @@ TEST(Checks, BackendsExplainThemselves) {
   EXPECT_THROW(run(op, {.backend = Backend::cuda}), Unsupported);
 }
 
+TEST(Checks, NothingIsExplainedThatRunWouldRefuse) {
+  Problem p;
+  LayerForward op = p.forward();
+  op.w_up.gate_block = 3;
+  for (const Backend backend : {Backend::automatic, Backend::reference, Backend::cuda}) {
+    try {
+      explain(op, {.backend = backend});
+      ADD_FAILURE() << "explained";
+    } catch (const InvalidArgument& error) {
+      EXPECT_EQ(std::string(error.what()), supports(op, {.backend = backend}));
+    }
+  }
+}
+
 TEST(Checks, RouterLimitsAreStated) {
   std::vector<float> logits(6), scores(8);
   std::vector<std::int32_t> ids(8);
