@@ -16,7 +16,7 @@ from gpu_results import Guard
 REPEATS = 8
 _LEFT = ("gathered_rows", "rows", "gathered_along_k")
 _RIGHT = ("rows", "panels", "ragged_panels")
-_HALVES = ("none", "stacked", "along_k", "along_n")
+_HALVES = ("none", "stacked", "along_k", "along_k_three", "along_n")
 
 
 def _template(name: str, start: int) -> list[str]:
@@ -47,6 +47,10 @@ def _enumerator(text: str, names: tuple[str, ...]) -> str:
 
 def operation(epilogue: str, left: str, right: str, halves: str, transposed: bool) -> str | None:
     """Which of the six operations a kernel of sm_90a is, for weights (E, out, in): by its epilogue and its operands."""
+    if epilogue.startswith("Logits"):
+        return "router_logits"
+    if epilogue.startswith("FloatWeight"):
+        return "float32 weight gradient (the router's too)"
     if epilogue.startswith("Up"):
         return "up_forward"
     if epilogue.startswith("DownBackward"):

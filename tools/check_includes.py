@@ -19,7 +19,7 @@ MAY_INCLUDE = {
     "reference": ["base"],
     "cpu": ["base", "plan/blocking.h", "cpu/onednn/interface.h"],
     "cpu/onednn": ["base", "cpu"],
-    "cuda": ["base", "plan/blocking.h", "cuda/sm80/sm80.h", "cuda/sm90/sm90.h"],
+    "cuda": ["base", "plan/blocking.h", "cuda/sm80/sm80.h", "cuda/sm90/sm90.h", "cuda/sm90/router.h"],
     "cuda/sm80": ["base", "cuda"],
     "cuda/sm90": ["base", "cuda"],
     "api": ["base", "plan", "reference", "cpu", "cuda"],

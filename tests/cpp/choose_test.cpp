@@ -23,18 +23,12 @@ struct ProductKernels {
 const std::vector<ProductKernels>& products() {
   using enum Kernel;
   static const std::vector<ProductKernels> list = {
-      {Product::up_forward, "up_forward", {tile_256, tile_256_pair, tile_128_ping_pong, tile_128_ping_pong_pair}},
-      {Product::down_forward,
-       "down_forward",
-       {tile_256, tile_256_short, tile_256_pair, tile_192_ping_pong, tile_128_ping_pong_pair}},
-      {Product::down_backward, "down_backward", {tile_128_ping_pong, tile_256_pair, tile_128_ping_pong_pair}},
-      {Product::down_weight_backward,
-       "down_weight_backward",
-       {tile_256, tile_256_short, tile_256_pair, tile_192_ping_pong, tile_128_ping_pong_pair}},
-      {Product::up_backward, "up_backward", {tile_256, tile_256_short, tile_256_pair, tile_192_ping_pong}},
-      {Product::up_weight_backward,
-       "up_weight_backward",
-       {tile_256, tile_256_short, tile_256_pair, tile_192_ping_pong, tile_128_ping_pong_pair}},
+      {Product::up_forward, "up_forward", {tile_256, tile_256_pair}},
+      {Product::down_forward, "down_forward", {tile_256, tile_256_pair, tile_192_ping_pong}},
+      {Product::down_backward, "down_backward", {tile_128_ping_pong, tile_256_pair}},
+      {Product::down_weight_backward, "down_weight_backward", {tile_256, tile_256_pair}},
+      {Product::up_backward, "up_backward", {tile_256, tile_256_pair, tile_192_ping_pong}},
+      {Product::up_weight_backward, "up_weight_backward", {tile_256, tile_256_pair}},
   };
   return list;
 }

@@ -141,6 +141,7 @@ struct Output {
   const char* name;
   Tensor* tensor;
   std::int64_t rows = -1;  ///< rows that are written; the rest must keep every bit. -1: all
+  double loose = 0;        ///< relative error in the norm that is allowed, for what is made from a rounded intermediate
 };
 
 /// An ulp of the stored dtype (reference and GPU both round), and sums in fp32 (fp64).

@@ -43,6 +43,7 @@ struct Operand {
   std::int64_t outer_step, inner_step, outer, inner;  // sizes of the axes; inner is the one that memory should run along
   Pieces pieces;
   bool k_inner;
+  const std::int32_t* taking_part = nullptr;  // Product's, for the operand whose outer axis is k
 
   Operand(const AnyRows& v, std::int64_t rows, std::int64_t columns, bool k_rows, bool k_is_column, int parts)
       : data(v.data), dtype(v.dtype), k_inner(k_rows) {
@@ -96,6 +97,7 @@ struct TileLoader {
   __device__ __forceinline__ int valid(const Where& w) const {
     const std::int64_t outer_end = kKRows ? from.outer : k_end, inner_end = kKRows ? k_end : from.inner;
     if (w.outer >= outer_end) return 0;
+    if (!kKRows && from.taking_part && from.taking_part[w.outer] < 0) return 0;
     return static_cast<int>(min(max(inner_end - w.inner, std::int64_t{0}), std::int64_t{kPiece}));
   }
 
@@ -268,8 +270,9 @@ inline std::int64_t mma_tiles(const Product& p) { return ceil_div(p.m, kTileM) *
 
 template <class T, class Config>
 void launch_mma(const char* name, const Product& p, cudaStream_t stream) {
-  const Operand a(p.a, p.m, p.k, Config::kAKRows, true, Config::kAParts),
-      b(p.b, p.k, p.n, Config::kBKRows, false, Config::kBParts);
+  const Operand a(p.a, p.m, p.k, Config::kAKRows, true, Config::kAParts);
+  Operand b(p.b, p.k, p.n, Config::kBKRows, false, Config::kBParts);
+  b.taking_part = p.taking_part;
   const dim3 grid(blocks(p.n, Config::kTileN), std::min(blocks(p.m, kTileM), kMaxGridY), static_cast<unsigned>(p.slices));
   launch(name, mma_product_kernel<T, Config>, grid, kMmaThreads, stream, Config::kSharedBytes, p, a, b);
   launch_sum<float>(name, p, stream);

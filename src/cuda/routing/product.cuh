@@ -13,8 +13,11 @@ struct Product {
   std::int64_t m, n, k;
   std::int64_t slice;  // a multiple of what a kernel takes of k at once
   int slices;
-  void* partial;     // fp32, or fp64 where that is computed in
-  bool add = false;  // to C; with one slice only
+  void* partial;                              // fp32, or fp64 where that is computed in
+  bool add = false;                           // to C; with one slice only
+  const std::int32_t* taking_part = nullptr;  // (k): below 0, that k adds nothing, whatever B holds there
+
+  __device__ __forceinline__ bool takes(std::int64_t k_) const { return taking_part == nullptr || taking_part[k_] >= 0; }
 
   template <class S>
   __device__ __forceinline__ void store(S value, std::int64_t i, std::int64_t j) const {
@@ -57,7 +60,7 @@ static __global__ void __launch_bounds__(kPlainThreads) plain_product_kernel(con
         const int ka = a_along_k ? i % kPlainDepth : i / kPlainTile, ma = a_along_k ? i / kPlainDepth : i % kPlainTile;
         a[ka][ma] = k0 + ka < k_end && m0 + ma < p.m ? p.a.load<S>(m0 + ma, k0 + ka) : S(0);
         const int kb = b_along_k ? i % kPlainDepth : i / kPlainTile, nb = b_along_k ? i / kPlainDepth : i % kPlainTile;
-        b[kb][nb] = k0 + kb < k_end && n0 + nb < p.n ? p.b.load<S>(k0 + kb, n0 + nb) : S(0);
+        b[kb][nb] = k0 + kb < k_end && n0 + nb < p.n && p.takes(k0 + kb) ? p.b.load<S>(k0 + kb, n0 + nb) : S(0);
       }
       __syncthreads();
 #pragma unroll

@@ -7,6 +7,7 @@
 // Bytes moved: x, w_router and logits once; the products are bound by x (2 T H bytes) for E up to about 200.
 // Verify: intarsia-ops verify router_logits, intarsia-ops verify router_logits_backward
 #include "cuda/routing/mma_product.cuh"
+#include "cuda/routing/router_parts.h"
 #include "cuda/routing/router_wgmma.h"
 
 namespace intarsia::cuda {
@@ -133,6 +134,11 @@ std::size_t partial_bytes(const Product& p, DType x) {
   return x == DType::float64 ? partial_bytes<double>(p) : partial_bytes<float>(p);
 }
 
+/// A number for each token: whether it takes part in dw_router.
+std::size_t taking_part_bytes(const RouterLogitsBackward& op) {
+  return align_up(static_cast<std::size_t>(op.x.size(0)) * sizeof(std::int32_t));
+}
+
 std::size_t dbias_bytes(const RouterLogitsBackward& op) {
   const Product p = dbias_product(op);
   return align_up(static_cast<std::size_t>(p.slices * p.n) * (op.x.dtype == DType::float64 ? 8 : 4));
@@ -156,7 +162,7 @@ std::size_t workspace_bytes(const RouterLogits& op) {
 std::size_t workspace_bytes(const RouterLogitsBackward& op) {
   std::size_t bytes = op.dbias.defined() ? dbias_bytes(op) : 0;
   if (wgmma::supports(op)) bytes = std::max(bytes, wgmma::workspace_bytes(op));
-  else if (op.dw_router.defined()) bytes = std::max(bytes, partial_bytes(dw_product(op), op.x.dtype));
+  else if (op.dw_router.defined()) bytes = std::max(bytes, taking_part_bytes(op) + partial_bytes(dw_product(op), op.x.dtype));
   return bytes;
 }
 
@@ -180,7 +186,10 @@ void run(const RouterLogitsBackward& op, const Execution& execution) {
     if (op.dx.defined()) launch_gradient<true>(dx_product(op), op.x.dtype, stream);
     if (op.dw_router.defined()) {
       Product p = dw_product(op);
-      p.partial = execution.workspace;
+      auto* const token = reinterpret_cast<std::int32_t*>(execution.workspace);
+      split_rows(RouterLogitsBackward::kName, op.dlogits, 0, nullptr, nullptr, token, execution.stream);
+      p.taking_part = token;
+      p.partial = execution.workspace + taking_part_bytes(op);
       launch_gradient<false>(p, op.x.dtype, stream);
     }
   }

@@ -1,7 +1,8 @@
-// logits = x w^T with an fp32 w as three bfloat16 parts; dx = dlogits w and dw = dlogits^T x with fp32 dlogits (and w) as two,
-// 16 bits of each; fp32 accumulation. dw is summed slice by slice of the tokens, the slices added in order.
-// Launches: logits 1 (and 1 to split w); backward 1 to split dlogits, 1 for dx, 2 for dw. Workspace: the parts, dw's slices.
-// Verify: routing_check --only router_logits
+// logits = x w^T with an fp32 w as three bfloat16 parts. dx = dlogits w and dw = dlogits^T x are as exact as the router's
+// weight: beside a 16-bit w fp32 dlogits are rounded to 16 bits, beside an fp32 one both enter as two parts, 16 bits of each.
+// fp32 accumulation. dw is summed slice by slice of the tokens, the slices added in order. Launches: logits 1 (and 1 to split
+// w); backward 1 to split dlogits, 1 for dx, 2 for dw. Workspace: the parts, dw's slices. Verify: routing_check --only
+// router_logits
 #include "cuda/routing/router_wgmma.h"
 
 #include "cuda/reason.h"
@@ -42,22 +43,25 @@ class Reason : public cuda::Reason {
 /// The pieces of the workspace of router_logits_backward.
 struct Pieces {
   std::byte *dlogits, *w;
-  std::int32_t* token;
-  float* partial;
+  std::int32_t* token = nullptr;
+  float* partial = nullptr;
   sm90::TokenSlices slices{};
   int dlogits_parts, w_parts;
   std::size_t bytes;
 
   Pieces(const RouterLogitsBackward& op, std::byte* memory)
-      : dlogits_parts(parts_of(op.dlogits, kGradientParts)), w_parts(parts_of(op.w_router, kGradientParts)) {
+      : dlogits_parts(op.w_router.dtype == DType::float32 ? parts_of(op.dlogits, kGradientParts) : 1),
+        w_parts(parts_of(op.w_router, kGradientParts)) {
     const std::int64_t tokens = op.dlogits.size(0), experts = op.dlogits.size(1), hidden = op.x.size(1);
     Workspace space(memory);
     const auto take = [&](std::size_t n) { return space.take<std::byte>(static_cast<std::int64_t>(n)); };
     dlogits = take(parts_bytes(tokens, experts, dlogits_parts));
     w = take(op.dx.defined() && w_parts > 1 ? parts_bytes(experts, hidden, w_parts) : 0);
-    token = space.take<std::int32_t>(op.dw_router.defined() ? tokens : 0);
-    if (op.dw_router.defined()) slices = sm90::token_slices(tokens, hidden, experts, dlogits_parts, op.x.device.index);
-    partial = space.take<float>(slices.slices * dlogits_parts * experts * hidden);
+    if (op.dw_router.defined()) {
+      token = space.take<std::int32_t>(tokens);
+      slices = sm90::token_slices(tokens, hidden, experts, dlogits_parts, op.x.device.index);
+      partial = space.take<float>(slices.slices * dlogits_parts * experts * hidden);
+    }
     bytes = space.bytes();
   }
 };
@@ -91,7 +95,8 @@ void run_dw(const RouterLogitsBackward& op, const Pieces& pieces, const TensorVi
                      0,
                      static_cast<int>(pieces.slices.slices) * pieces.dlogits_parts,
                      pieces.partial};
-  launch_sum<float>(RouterLogitsBackward::kName, sums, stream_of(stream));
+  launch(RouterLogitsBackward::kName, sum_kernel<float>, blocks(sums.m * sums.n, kSumThreads), kSumThreads, stream_of(stream),
+         0, sums);
 }
 
 }  // namespace

@@ -14,8 +14,7 @@ namespace {
 
 constexpr std::array<std::string_view, 6> kProducts = {"up_forward",           "down_forward", "down_backward",
                                                        "down_weight_backward", "up_backward",  "up_weight_backward"};
-constexpr std::array<std::string_view, 6> kKernels = {"tile_256",           "tile_256_short",     "tile_256_pair",
-                                                      "tile_192_ping_pong", "tile_128_ping_pong", "tile_128_ping_pong_pair"};
+constexpr std::array<std::string_view, 4> kKernels = {"tile_256", "tile_256_pair", "tile_192_ping_pong", "tile_128_ping_pong"};
 
 // Raster numbers are multiplied by numbers of tiles, in int: groups by those of n, bands by up to 2^24 of m.
 constexpr int kMostGroup = 4096, kMostBands = 64;

@@ -13,12 +13,10 @@ enum class Product { up_forward, down_forward, down_backward, down_weight_backwa
 /// Kernels that exist for the common case of each product; the others (bias, scores inside, activations chosen at run time,
 /// transposed weights) exist in the first tile of each list only.
 enum class Kernel {
-  tile_256,                ///< 128 x 256, four stages
-  tile_256_short,          ///< 128 x 256, three stages and room to store the tile at once
-  tile_256_pair,           ///< 128 x 256, a pair of CTAs shares the right operand
-  tile_192_ping_pong,      ///< 128 x 192, two tiles in turn, pair
-  tile_128_ping_pong,      ///< 128 x 128, two tiles in turn
-  tile_128_ping_pong_pair  ///< the same, a pair of CTAs shares the right operand
+  tile_256,            ///< 128 x 256, four stages
+  tile_256_pair,       ///< 128 x 256, a pair of CTAs shares the right operand
+  tile_192_ping_pong,  ///< 128 x 192, two tiles in turn, pair
+  tile_128_ping_pong   ///< 128 x 128, two tiles in turn
 };
 
 struct Shape {

@@ -10,6 +10,7 @@ struct GemmConfig {
   bool ping_pong = false;  ///< the two consumer warpgroups take whole tiles in turn, else half a tile each
   int cluster = 1;         ///< CTAs along m that share the right operand by multicast
   int store_tiles = 2;     ///< 64 x 64 staging tiles of a warpgroup for its stores
+  int store_round = 1;     ///< of them, how many are written between two barriers
   int z_slots = 2;         ///< down_backward: ring of z chunks of a warpgroup (a chunk is a gate and an up tile)
 
   friend constexpr bool operator==(const GemmConfig&, const GemmConfig&) = default;

@@ -49,7 +49,7 @@ void run_down(const DownBackward& op, const Execution& execution) {
     using Act = decltype(act);
     if constexpr (std::is_same_v<Act, Swiglu>) {
       if (!n_contiguous) return launch_down<Element, kTile128PingPong, false, Act>(op, a, stream);
-      if (choice.kernel == Kernel::tile_256_pair) return launch_down<Element, kTile256PairShort, true, Act>(op, a, stream);
+      if (choice.kernel == Kernel::tile_256_pair) return launch_down<Element, kTile256ThreePair, true, Act>(op, a, stream);
     }
     // Clamping takes more registers than two tiles in turn leave: half a tile each.
     constexpr GemmConfig kConfig = std::is_same_v<Act, ClampedSwiglu> ? kTile128 : kTile128PingPong;

@@ -37,8 +37,10 @@ void run_down(const DownForward& op, const Execution& execution) {
   const bool plain = !op.b_down.defined() && !op.scores.defined();
   if (!weight_half(op.w_down, 1, 0).in_contiguous()) return launch_down<Element, kTile256, true, false>(op, a, stream);
   if (!plain) return launch_down<Element, kTile256, false, false>(op, a, stream);
-  if (choice.kernel == Kernel::tile_256_pair) return launch_down<Element, kTile256Pair, false, true>(op, a, stream);
-  if (choice.kernel == Kernel::tile_192_ping_pong) return launch_down<Element, kTile192PingPong, false, true>(op, a, stream);
+  if constexpr (kCommon<Element>) {
+    if (choice.kernel == Kernel::tile_256_pair) return launch_down<Element, kTile256Pair, false, true>(op, a, stream);
+    if (choice.kernel == Kernel::tile_192_ping_pong) return launch_down<Element, kTile192PingPong, false, true>(op, a, stream);
+  }
   launch_down<Element, kTile256, false, true>(op, a, stream);
 }
 

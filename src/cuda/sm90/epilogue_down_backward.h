@@ -42,6 +42,9 @@ class DownBackwardEpilogue {
     __syncwarp();
   }
 
+  __device__ void between() {}
+  __device__ void finish() {}
+
   __device__ void run(const Tile& tile, int row0, typename Op::Accumulators& acc) {
     static_for<Op::kBlocksM>([&](auto block) {
       constexpr int m = decltype(block)::value;

@@ -29,96 +29,119 @@ __device__ __forceinline__ void load_scores(const ScoreOfRow<float>& scores, con
   for (int i = 0; i < 2; ++i) score[i] = row + 8 * i < tile.rows ? scores(tile.first_row + row + 8 * i) : 0.0f;
 }
 
-/// kPlain: no bias and no score, the common case, without the registers that they take.
+/// z is packed after the main loop and leaves while the next tile's products run; a is made from the packed z then, so that it
+/// is the same whether z is kept, recomputed or neither. kPlain: no bias and no score, the common case, without the registers
+/// that they take.
 template <class Op, class Act, bool kPlain>
 class UpEpilogue {
   static constexpr bool kGated = Act::kGated;
-  static constexpr int kPieces = kGated ? 3 : 2;  // tiles of 64 columns: (gate, up) or x, and a
-  static constexpr bool kOneRound = Op::kConfig.store_tiles >= kPieces;
-  static constexpr int kColumns = kGated ? Op::kTileN / 2 : Op::kTileN;  // columns of a per tile
+  static constexpr int kPieces = Op::kTileN / 64;                    // 64 columns of z: gates, then ups
+  static constexpr int kActivated = kGated ? kPieces / 2 : kPieces;  // 64 columns of a
+  static constexpr int kColumns = kActivated * 64;
+  static_assert(Op::kBlocksM == 1 && !Op::kPingPong && Op::kConfig.store_tiles == 2);
 
  public:
-  static constexpr int kStagingBytes = Op::kConfig.store_tiles * kStoreTileBytes;
+  static constexpr int kStagingBytes = 2 * kStoreTileBytes;
   static constexpr int kBarriers = 0;
 
   __device__ UpEpilogue(const GemmArguments<typename Op::Element>& a, std::uint32_t staging, std::uint32_t, ConsumerThread me)
-      : a_(a), me_(me), act_{}, whole_(staging, me), halves_(staging, me) {
+      : a_(a), me_(me), act_{}, staging_(staging, me) {
     if constexpr (requires { act_.kind; }) act_.kind = a.activation;
   }
   __device__ void begin(const Tile&, int) {}
 
-  __device__ void run(const Tile& tile, int row0, typename Op::Accumulators& acc) {
-    using Element = typename Op::Element;
-    static_for<Op::kBlocksM*(kColumns / 64)>([&](auto piece) {
-      constexpr int m = decltype(piece)::value / (kColumns / 64), c = decltype(piece)::value % (kColumns / 64);
-      float* g = &acc[m][c * 32];
-      float* u = kGated ? &acc[m][Op::kTileN / 4 + c * 32] : nullptr;
-      const int first = row0 + m * 64, column = tile.n * kColumns + c * 64;
-      const bool inside = first < tile.rows && column < a_.n_size;
-      const RowPlace place(tile, first, column);
-      if (!kPlain && a_.bias.data) add_bias(tile.expert, column, g, u);
-
-      std::uint32_t pairs[16];
-      std::uint32_t free = 0;
-      if constexpr (kOneRound) free = whole_.acquire();
-      if (a_.store_z) {
-        if constexpr (!kOneRound) free = halves_.acquire();
-        pack_columns<Element>(g, pairs);
-        put_tile(free, me_, pairs);
-        if constexpr (kGated) {
-          pack_columns<Element>(u, pairs);
-          put_tile(free + kStoreTileBytes, me_, pairs);
-        }
-        if constexpr (!kOneRound) halves_.publish([&] { store_z(inside, place, free); });
-      }
-      activate(tile, first, g, u);
-      if constexpr (!kOneRound) free = halves_.acquire();
-      const std::uint32_t a_tile = kOneRound ? free + (kPieces - 1) * kStoreTileBytes : free;
-      pack_columns<Element>(g, pairs);
-      put_tile(a_tile, me_, pairs);
-      const auto store = [&] {
-        if (kOneRound && a_.store_z) store_z(inside, place, free);
-        if (inside) place.store(a_.store[2], a_tile);
-      };
-      if constexpr (kOneRound) whole_.publish(store);
-      else halves_.publish(store);
+  __device__ void run(const Tile& tile, int row0, const typename Op::Accumulators& acc) {
+    finish();
+    tile_ = tile;
+    row0_ = row0;
+    static_for<kPieces>([&](auto piece) {
+      const float* f = &acc[0][piece * 32];
+      if (kPlain || !a_.bias.data) pack_columns<typename Op::Element>(f, z_[piece]);
+      else pack_biased(piece, f, z_[piece]);
     });
+    step_ = 0;
+  }
+
+  /// One step: z's pieces of 64 columns of a, or those of a.
+  __device__ void between() {
+    bool done = false;
+    static_for<2 * kActivated>([&](auto step) {
+      if (done || step_ != step) return;
+      constexpr Constant<step / 2> c;
+      ++step_;
+      if constexpr (step % 2 == 1) {
+        write_a(c);
+      } else {
+        if (!a_.store_z) return;  // and on to the next step
+        write_z(c);
+      }
+      done = true;
+    });
+  }
+  __device__ void finish() {
+    while (step_ < 2 * kActivated) between();
   }
 
  private:
-  __device__ void store_z(bool inside, const RowPlace& place, std::uint32_t tile) const {
-    if (!inside) return;
-    place.store(a_.store[0], tile);
-    if constexpr (kGated) place.store(a_.store[1], tile + kStoreTileBytes);
+  __device__ bool inside(int c) const { return row0_ < tile_.rows && column(c) < a_.n_size; }
+  __device__ int column(int c) const { return tile_.n * kColumns + c * 64; }
+  __device__ RowPlace place(int c) const { return RowPlace(tile_, row0_, column(c)); }
+
+  template <int c>
+  __device__ void write_z(Constant<c>) {
+    const std::uint32_t tile = staging_.acquire();
+    put_tile(tile, me_, z_[c]);
+    if constexpr (kGated) put_tile(tile + kStoreTileBytes, me_, z_[kActivated + c]);
+    staging_.publish([&] {
+      if (!inside(c)) return;
+      place(c).store(a_.store[0], tile);
+      if constexpr (kGated) place(c).store(a_.store[1], tile + kStoreTileBytes);
+    });
   }
 
-  /// g <- a
-  __device__ void activate(const Tile& tile, int first, float* g, const float* u) const {
+  template <int c>
+  __device__ void write_a(Constant<c>) {
+    const std::uint32_t tile = staging_.acquire();
     const ScorePlacement on = kPlain || a_.scores.values == nullptr ? ScorePlacement::output : a_.score_on;
     float score[2] = {1, 1};
-    if (on != ScorePlacement::output) load_scores(a_.scores, tile, first + me_.row(), score);
+    if (on != ScorePlacement::output) load_scores(a_.scores, tile_, row0_ + me_.row(), score);
 #pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      const FastFloat up = kGated ? FastFloat(u[i]) : FastFloat(0.0f);
-      g[i] = activated(act_, FastFloat(g[i]), up, FastFloat(score[half_of(i)]), on).v;
+    for (int j = 0; j < 4; ++j) {
+      std::uint32_t pairs[4];
+#pragma unroll
+      for (int x = 0; x < 4; ++x) {
+        keep_here(z_[c][4 * j + x]);
+        if constexpr (kGated) keep_here(z_[kActivated + c][4 * j + x]);
+        const float2 g = unpack<typename Op::Element>(z_[c][4 * j + x]);
+        const float2 u = kGated ? unpack<typename Op::Element>(z_[kGated ? kActivated + c : 0][4 * j + x]) : float2{0, 0};
+        const FastFloat s = score[x & 1];
+        pairs[x] = pack<typename Op::Element>(activated(act_, FastFloat(g.x), FastFloat(u.x), s, on).v,
+                                              activated(act_, FastFloat(g.y), FastFloat(u.y), s, on).v);
+      }
+      ptx::store_matrix(store_place(tile, me_.warp, me_.lane, j), pairs[0], pairs[1], pairs[2], pairs[3]);
     }
+    staging_.publish([&] {
+      if (inside(c)) place(c).store(a_.store[2], tile);
+    });
   }
 
-  __device__ void add_bias(int expert, int column, float* g, float* u) const {
+  __device__ void pack_biased(int piece, const float* f, std::uint32_t (&pairs)[16]) const {
+    const int first = column(piece % kActivated), half = piece >= kActivated ? a_.n_size : 0;
+    const auto biased = [&](int i) {
+      const int j = first + column_of(i, me_.lane);
+      return f[i] + (j < a_.n_size ? a_.bias.template at<float>(tile_.expert, half + j) : 0.0f);
+    };
 #pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      const int j = column + column_of(i, me_.lane);
-      if (j >= a_.n_size) continue;
-      g[i] += a_.bias.template at<float>(expert, j);
-      if constexpr (kGated) u[i] += a_.bias.template at<float>(expert, a_.n_size + j);
-    }
+    for (int i = 0; i < 16; ++i) pairs[i] = pack<typename Op::Element>(biased(2 * i), biased(2 * i + 1));
   }
 
   const GemmArguments<typename Op::Element>& a_;
   const ConsumerThread me_;
   Act act_;
-  Staging<kOneRound ? Op::kConfig.store_tiles : kPieces, kPieces> whole_;
-  Staging<2, 2> halves_;
+  Staging<2, 2> staging_;
+  std::uint32_t z_[kPieces][16];
+  Tile tile_{};  // that z_ is of
+  int row0_ = 0, step_ = 2 * kActivated;
 };
 
 template <class Op, bool kPlain>
@@ -129,44 +152,52 @@ class StoreEpilogue {
 
   __device__ StoreEpilogue(const GemmArguments<typename Op::Element>& a, std::uint32_t staging, std::uint32_t,
                            ConsumerThread me)
-      : a_(a), me_(me), staging_(staging, me) {}
+      : a_(a), me_(me), stores_(staging, me) {}
   __device__ void begin(const Tile&, int) {}
+  __device__ void between() { stores_.between(*this); }
+  __device__ void finish() { stores_.finish(*this); }
 
-  __device__ void run(const Tile& tile, int row0, typename Op::Accumulators& acc) {
-    constexpr int kPieces = Op::kTileN / 64;
-    static_for<Op::kBlocksM * kPieces>([&](auto piece) {
-      constexpr int m = decltype(piece)::value / kPieces, c = decltype(piece)::value % kPieces;
-      const int first = row0 + m * 64, column = tile.n * Op::kTileN + c * 64;
-      float* f = &acc[m][c * 32];
-      if (!kPlain && (a_.bias.data || a_.scores.values)) apply(tile, first, column, f);
-      std::uint32_t pairs[16];
-      pack_columns<typename Op::Element>(f, pairs);
-      const std::uint32_t free = staging_.acquire();
-      put_tile(free, me_, pairs);
-      staging_.publish([&] {
-        if (first >= tile.rows || column >= a_.n_size) return;
-        const RowPlace place(tile, first, column);
-        if (a_.accumulate) place.add(a_.store[0], free);
-        else place.store(a_.store[0], free);
-      });
-    });
+  __device__ void run(const Tile& tile, int row0, const typename Op::Accumulators& acc) {
+    finish();
+    tile_ = tile;
+    row0_ = row0;
+    stores_.take(
+        [&](int m, int c, std::uint32_t (&pairs)[16]) {
+          const float* f = &acc[m][c * 32];
+          if (kPlain || (!a_.bias.data && !a_.scores.values)) pack_columns<typename Op::Element>(f, pairs);
+          else pack_weighted(row0 + m * 64, tile.n * Op::kTileN + c * 64, f, pairs);
+        },
+        *this);
+  }
+
+  /// Hands piece (m, c) of the tile to TMA.
+  __device__ void operator()(int m, int c, std::uint32_t source) const {
+    const int row = row0_ + m * 64, column = tile_.n * Op::kTileN + c * 64;
+    if (row >= tile_.rows || column >= a_.n_size) return;
+    const RowPlace place(tile_, row, column);
+    if (a_.accumulate) place.add(a_.store[0], source);
+    else place.store(a_.store[0], source);
   }
 
  private:
-  __device__ void apply(const Tile& tile, int first, int column, float* f) const {
+  /// With the bias and the scores.
+  __device__ void pack_weighted(int first, int column, const float* f, std::uint32_t (&pairs)[16]) const {
     float score[2] = {1, 1};
-    if (a_.score_on != ScorePlacement::input) load_scores(a_.scores, tile, first + me_.row(), score);
-#pragma unroll
-    for (int i = 0; i < 32; ++i) {
+    if (a_.score_on != ScorePlacement::input) load_scores(a_.scores, tile_, first + me_.row(), score);
+    const auto weighted = [&](int i) {
       const int j = column + column_of(i, me_.lane);
-      const float bias = j < a_.n_size ? a_.bias.template at<float>(tile.expert, j) : 0.0f, s = score[half_of(i)];
-      f[i] = a_.score_on == ScorePlacement::inside ? f[i] + s * bias : s * (f[i] + bias);
-    }
+      const float bias = j < a_.n_size ? a_.bias.template at<float>(tile_.expert, j) : 0.0f, s = score[half_of(i)];
+      return a_.score_on == ScorePlacement::inside ? f[i] + s * bias : s * (f[i] + bias);
+    };
+#pragma unroll
+    for (int i = 0; i < 16; ++i) pairs[i] = pack<typename Op::Element>(weighted(2 * i), weighted(2 * i + 1));
   }
 
   const GemmArguments<typename Op::Element>& a_;
   const ConsumerThread me_;
-  Staging<Op::kConfig.store_tiles, 1> staging_;
+  TileStores<Op, false> stores_;
+  Tile tile_{};  // that stores_ has
+  int row0_ = 0;
 };
 
 /// Straight from registers: the four threads of a row write 32 bytes of it, a whole sector, and any E and alignment will do.
@@ -179,6 +210,8 @@ class LogitsEpilogue {
   __device__ LogitsEpilogue(const GemmArguments<typename Op::Element>& a, std::uint32_t, std::uint32_t, ConsumerThread me)
       : a_(a), me_(me) {}
   __device__ void begin(const Tile&, int) {}
+  __device__ void between() {}
+  __device__ void finish() {}
 
   __device__ void run(const Tile& tile, int row0, typename Op::Accumulators& acc) const {
     static_for<Op::kBlocksM*(Op::kTileN / 8)>([&](auto block) {

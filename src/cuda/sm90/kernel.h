@@ -15,8 +15,10 @@ class Consumer {
  public:
   __device__ Consumer(const SharedAddresses shared, ConsumerThread me) : s_(shared), me_(me) {}
 
-  /// acc = the tile's product over `blocks` k blocks; `left_offset` picks this warpgroup's rows of the left tile.
-  __device__ void multiply(typename Op::Accumulators& acc, int blocks, std::uint32_t left_offset) {
+  /// acc = the tile's product over `blocks` k blocks; `left_offset` picks this warpgroup's rows of the left tile. `between()`
+  /// is called while products run.
+  template <class Between>
+  __device__ void multiply(typename Op::Accumulators& acc, int blocks, std::uint32_t left_offset, Between&& between) {
     const std::uint64_t left0 = tile_descriptor(s_.left + left_offset, Op::kLeftMnMajor ? 8192 : 0);
     const std::uint64_t right0 = tile_descriptor(s_.right, Op::kRightMnMajor ? 8192 : 0);
     std::uint32_t previous = 0;
@@ -35,7 +37,9 @@ class Consumer {
               right + k * kDescriptorStep<Op::kRightMnMajor>, (kb | k) != 0);
       ptx::wgmma_commit();
       pin(acc);
-      if (kb > 0) {  // the group before has finished: its stage is free
+      if (kb > 0) {
+        between();
+        // The group before has finished: its stage is free.
         ptx::wgmma_wait<1>();
         release(previous);
       }
@@ -119,7 +123,7 @@ __device__ void consume(const GemmArguments<typename Op::Element>& a, const Shar
       const int row0 = tile.m * Op::kTileM + me.warpgroup * 64 * Op::kBlocksM;
       if (live(tile, row0)) {
         epilogue.begin(tile, row0);
-        consumer.multiply(acc, blocks, me.warpgroup * 8192 * Op::kBlocksM);
+        consumer.multiply(acc, blocks, me.warpgroup * 8192 * Op::kBlocksM, [&] { epilogue.between(); });
         epilogue.run(tile, row0, acc);
       } else {
         consumer.drain(blocks);
@@ -130,7 +134,7 @@ __device__ void consume(const GemmArguments<typename Op::Element>& a, const Shar
         const bool working = live(tile, row0);
         if (working) epilogue.begin(tile, row0);
         ptx::named_sync(kBarrierOfTurn + me.warpgroup, 256);
-        if (working) consumer.multiply(acc, blocks, 0);
+        if (working) consumer.multiply(acc, blocks, 0, [&] { epilogue.between(); });
         else consumer.drain(blocks);
         ptx::named_arrive(kBarrierOfTurn + (me.warpgroup ^ 1), 256);
         if (working) epilogue.run(tile, row0, acc);
@@ -140,6 +144,7 @@ __device__ void consume(const GemmArguments<typename Op::Element>& a, const Shar
       turn ^= 1;
     }
   }
+  epilogue.finish();
   if (me.leads()) ptx::wait_stores();
 }
 
@@ -168,7 +173,7 @@ __global__ void __launch_bounds__(kThreads, 1) gemm_kernel(const __grid_constant
     ptx::fence_barrier_init();
   }
   __syncthreads();
-  ptx::wait_for_predecessor();
+  if (a.taken == 0) ptx::wait_for_predecessor();
   if constexpr (Op::kCluster > 1) ptx::cluster_sync();
 
   const Scheduler<Op::kTileM, Op::kCluster, Op::kWeightGradient> scheduler(a.schedule);
@@ -179,7 +184,8 @@ __global__ void __launch_bounds__(kThreads, 1) gemm_kernel(const __grid_constant
     ptx::grow_registers<Op::kConsumerRegisters>();
     consume<Op, Epilogue>(a, shared, ConsumerThread{warp / 4, warp % 4, lane}, scheduler);
   }
-  if constexpr (Op::kCluster > 1) {  // a peer may still arrive on this CTA's barriers
+  if (a.taken > 0) ptx::wait_for_predecessor();  // so that both are complete when this one is
+  if constexpr (Op::kCluster > 1) {              // a peer may still arrive on this CTA's barriers
     __syncwarp();
     ptx::cluster_sync();
   }

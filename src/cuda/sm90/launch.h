@@ -13,10 +13,15 @@ namespace intarsia::cuda::sm90 {
 
 inline constexpr GemmConfig kTile256{};
 inline constexpr GemmConfig kTile256Pair{.cluster = 2};
-inline constexpr GemmConfig kTile256PairShort{.stages = 3, .cluster = 2, .store_tiles = 3};  // room for wide epilogues
-inline constexpr GemmConfig kTile192PingPong{.tile_n = 192, .ping_pong = true, .cluster = 2};
+inline constexpr GemmConfig kTile256ThreePair{.stages = 3, .cluster = 2};  // room for z
+inline constexpr GemmConfig kTile192PingPong{
+    .tile_n = 192, .ping_pong = true, .cluster = 2, .store_tiles = 4, .store_round = 2};
 inline constexpr GemmConfig kTile128{.tile_n = 128};
-inline constexpr GemmConfig kTile128PingPong{.tile_n = 128, .ping_pong = true};
+inline constexpr GemmConfig kTile128PingPong{.tile_n = 128, .ping_pong = true, .store_tiles = 4, .store_round = 4};
+
+/// Kernels beyond the first of a product exist for bfloat16 alone.
+template <class Element>
+inline constexpr bool kCommon = std::is_same_v<Element, __nv_bfloat16>;
 
 template <class Op, class Epilogue>
 void launch_gemm(const char* operation, GemmArguments<typename Op::Element>& a, int n_tiles, int device, void* stream) {
@@ -29,7 +34,7 @@ void launch_gemm(const char* operation, GemmArguments<typename Op::Element>& a, 
   const std::int64_t m_tiles = Op::kWeightGradient ? static_cast<std::int64_t>(s.experts) * s.m_tiles
                                                    : most_row_tiles(s.capacity, s.experts, Op::kTileM) + s.experts;
   const std::int64_t clusters =
-      persistent_grid(operation, m_tiles * n_tiles, device_figures(device).multiprocessors / Op::kCluster);
+      persistent_grid(operation, m_tiles * n_tiles, (device_figures(device).multiprocessors - a.taken) / Op::kCluster);
   if (clusters == 0) return;
   constexpr auto kKernel = &gemm_kernel<Op, Epilogue>;
   allow_shared<kKernel>(device, kShared);
@@ -39,11 +44,13 @@ void launch_gemm(const char* operation, GemmArguments<typename Op::Element>& a, 
   config.blockDim = dim3(kThreads);
   config.dynamicSmemBytes = kShared;
   config.stream = stream_of(stream);
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {Op::kCluster, 1, 1};
-  config.attrs = &attribute;
-  config.numAttrs = Op::kCluster > 1 ? 1 : 0;
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;  // the kernel waits for its predecessor itself
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {Op::kCluster, 1, 1};
+  config.attrs = attributes;
+  config.numAttrs = Op::kCluster > 1 ? 2 : 1;
   check(cudaLaunchKernelEx(&config, kKernel, a), operation);
 }
 

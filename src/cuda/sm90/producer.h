@@ -51,12 +51,15 @@ class Producer {
         warp_(thread / 32),
         lane_(thread % 32),
         rank_(rank),
-        leader_(ptx::elect_one() && warp_ == 0) {}
+        elected_(ptx::elect_one()) {}
 
   __device__ void run(Scheduler<Op::kTileM, Op::kCluster, Op::kWeightGradient> scheduler) {
     if constexpr (Op::kLeft == Left::gathered_rows) gather_rows(scheduler);
     if constexpr (Op::kLeft == Left::gathered_along_k) gather_along_k(scheduler);
-    if constexpr (Op::kLeft == Left::rows) load_rows(scheduler);
+    if constexpr (Op::kLeft == Left::rows) {
+      if (warp_ != 0) return;
+      load_rows(scheduler);
+    }
     for (int i = 0; i < Op::kStages; ++i) {  // never leave with copies or a peer's arrivals outstanding
       ptx::barrier_wait(s_.empty + state_.stage * 8, state_.phase ^ 1);
       state_.advance();
@@ -169,7 +172,7 @@ class Producer {
       const int rows = tile.n < a_.schedule.n_tiles ? tile.rows - tile.m * Op::kTileM : 0;
       for (int kb = 0; kb < blocks; ++kb) {
         wait_empty();
-        if (leader_) {
+        if (elected_ && warp_ == kb % 4) {  // the warps take turns: none is held up at every stage
           ptx::barrier_expect(full(), Op::kRightBytes);
           load_right(tile, kb);
         }
@@ -221,7 +224,7 @@ class Producer {
         const int token = next;
         next = kb + 1 < blocks ? load_token(tile, kb + 1) : (more ? load_token(following, 0) : -1);
         wait_empty();
-        if (leader_) {
+        if (elected_ && warp_ == 0) {
           ptx::barrier_expect(full(), Op::kRightBytes);
           load_right(tile, kb);
         }
@@ -240,14 +243,13 @@ class Producer {
   }
 
   __device__ void load_rows(Scheduler<Op::kTileM, Op::kCluster, Op::kWeightGradient>& scheduler) {
-    if (warp_ != 0) return;
     Tile tile;
     while (scheduler.next(tile)) {
       const RaggedRow first(tile.first_row, tile.rows, tile.m * Op::kTileM);
       const int blocks = k_blocks<Op>(a_, tile);
       for (int kb = 0; kb < blocks; ++kb) {
         wait_empty();
-        if (leader_) {
+        if (elected_) {
           int half;
           const int k = k_of(kb, half);
           ptx::barrier_expect(full(), Op::kStageBytes);
@@ -262,7 +264,7 @@ class Producer {
   const GemmArguments<typename Op::Element>& a_;
   const SharedAddresses s_;
   const int thread_, warp_, lane_, rank_;
-  const bool leader_;
+  const bool elected_;  // one lane of each warp
   PipelineState<Op::kStages> state_;
 };
 

@@ -90,9 +90,9 @@ void launch_dw(const TensorView (&left)[kMostParts], int parts, const TensorView
         WeightHalf{partial + p * plane, DType::float32, slices.slices, experts, hidden, parts * plane, hidden, 1, experts, 0},
         32, 32);
   }
-  launch_gemm<Gemm, WeightEpilogue<Gemm, true, true>>("router_logits_backward", a,
-                                                      static_cast<int>(ceil_div(panels_of(experts, parts), Gemm::kTileN / 64)),
-                                                      x.device.index, stream);
+  launch_gemm<Gemm, FloatWeightEpilogue<Gemm, true>>("router_logits_backward", a,
+                                                     static_cast<int>(ceil_div(panels_of(experts, parts), Gemm::kTileN / 64)),
+                                                     x.device.index, stream);
 }
 
 template <bool kNarrow>

@@ -12,14 +12,22 @@
 
 namespace intarsia::cuda::sm90 {
 
-/// body(integral_constant<int, 0>) ... body(integral_constant<int, kCount - 1>): unrolling that cannot fail. A failed `#pragma
-/// unroll` over accumulators would put them into local memory.
+/// A number that a generic lambda can take and use as a constant.
+template <int kValue>
+struct Constant {
+  static constexpr int value = kValue;
+  __device__ constexpr operator int() const { return kValue; }
+};
+
+/// body(Constant<0>) ... body(Constant<kCount - 1>): unrolling that cannot fail. A failed `#pragma unroll` over accumulators
+/// would put them into local memory.
 template <int kCount, class Body>
 __device__ __forceinline__ void static_for(Body&& body) {
-  [&]<int... kI>(std::integer_sequence<int, kI...>) {
-    (body(std::integral_constant<int, kI>{}), ...);
-  }(std::make_integer_sequence<int, kCount>{});
+  [&]<int... kI>(std::integer_sequence<int, kI...>) { (body(Constant<kI>{}), ...); }(std::make_integer_sequence<int, kCount>{});
 }
+
+/// What is made of `bits` is made after the instructions before this line: work ahead of its turn would cost registers.
+__device__ __forceinline__ void keep_here(std::uint32_t& bits) { asm volatile("" : "+r"(bits)); }
 
 /// Who a consumer thread is.
 struct ConsumerThread {
@@ -86,6 +94,78 @@ class Staging {
   std::uint32_t base_;
   const ConsumerThread me_;
   int round_ = 0;
+};
+
+/// A warpgroup's part of a tile on its way to memory, as packed pieces of 64 x 64. Cooperative kernels keep the packed pieces
+/// in registers and write them while the next tile's products run, so that the tensor cores wait for the packing alone; in
+/// ping-pong kernels the other warpgroup keeps them busy, and the pieces are written at once.
+template <class Op, bool kTransposed>
+class TileStores {
+  static constexpr int kColumnPieces = Op::kTileN / 64, kPieces = Op::kBlocksM * kColumnPieces,
+                       kRound = Op::kConfig.store_round, kSteps = kPieces / kRound;
+  static constexpr bool kDeferred = !Op::kPingPong;
+  static_assert(kPieces % kRound == 0);
+
+ public:
+  __device__ TileStores(std::uint32_t base, ConsumerThread me) : me_(me), staging_(base, me) {}
+
+  /// pack(m, c, pairs) makes the pairs of one piece; store(m, c, address) hands a written piece to TMA, in the leading thread.
+  template <class Pack, class Store>
+  __device__ void take(Pack&& pack, Store&& store) {
+    if constexpr (kDeferred) {
+      static_for<kPieces>([&](auto piece) { pack(piece / kColumnPieces, piece % kColumnPieces, pairs_[piece]); });
+      step_ = 0;
+    } else {
+      static_for<kSteps>([&](auto step) {
+        std::uint32_t pairs[kRound][16];
+        static_for<kRound>([&](auto i) {
+          constexpr int kPiece = step * kRound + i;
+          pack(kPiece / kColumnPieces, kPiece % kColumnPieces, pairs[i]);
+        });
+        write(step * kRound, pairs, store);
+      });
+    }
+  }
+
+  /// Writes the next few pieces, if any are left.
+  template <class Store>
+  __device__ void between(Store&& store) {
+    if constexpr (kDeferred) {
+      bool done = step_ == kSteps;
+      static_for<kSteps>([&](auto step) {
+        if (done || step_ != step) return;
+        write(step * kRound, reinterpret_cast<const std::uint32_t (&)[kRound][16]>(pairs_[step * kRound]), store);
+        step_ = step + 1;
+        done = true;
+      });
+    }
+  }
+  template <class Store>
+  __device__ void finish(Store&& store) {
+    if constexpr (kDeferred)
+      while (step_ < kSteps) between(store);
+  }
+
+ private:
+  template <class Store>
+  __device__ void write(int first, const std::uint32_t (&pairs)[kRound][16], Store&& store) {
+    const std::uint32_t tile = staging_.acquire();
+#pragma unroll
+    for (int i = 0; i < kRound; ++i) {
+      if constexpr (kTransposed) put_tile_transposed(tile + i * kStoreTileBytes, me_, pairs[i]);
+      else put_tile(tile + i * kStoreTileBytes, me_, pairs[i]);
+    }
+    staging_.publish([&] {
+#pragma unroll
+      for (int i = 0; i < kRound; ++i)
+        store((first + i) / kColumnPieces, (first + i) % kColumnPieces, tile + i * kStoreTileBytes);
+    });
+  }
+
+  const ConsumerThread me_;
+  Staging<Op::kConfig.store_tiles, kRound> staging_;
+  std::uint32_t pairs_[kDeferred ? kPieces : 1][16];
+  int step_ = kSteps;
 };
 
 }  // namespace intarsia::cuda::sm90

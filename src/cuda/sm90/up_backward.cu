@@ -33,8 +33,10 @@ template <class Element, Halves kHalves>
 void launch_halves(const UpBackward& op, GemmArguments<Element>& a, Kernel kernel, void* stream) {
   // w_up (E, G*I, H) with H contiguous is MN-major here: n is H.
   if (!weight_half(op.w_up, 1, 0).in_contiguous()) return launch_up<Element, kTile256, false, kHalves>(op, a, stream);
-  if (kernel == Kernel::tile_256_pair) return launch_up<Element, kTile256Pair, true, kHalves>(op, a, stream);
-  if (kernel == Kernel::tile_192_ping_pong) return launch_up<Element, kTile192PingPong, true, kHalves>(op, a, stream);
+  if constexpr (kCommon<Element>) {
+    if (kernel == Kernel::tile_256_pair) return launch_up<Element, kTile256Pair, true, kHalves>(op, a, stream);
+    if (kernel == Kernel::tile_192_ping_pong) return launch_up<Element, kTile192PingPong, true, kHalves>(op, a, stream);
+  }
   launch_up<Element, kTile256, true, kHalves>(op, a, stream);
 }
 

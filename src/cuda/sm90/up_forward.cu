@@ -56,8 +56,8 @@ void run_up(const UpForward& op, const Execution& execution) {
     return launch_up<Element, kTile256, true, AnyPlain, false>(op, a, stream);
   }
   if (plain(op) && op.activation == Activation::swiglu) {
-    if (choice.kernel == Kernel::tile_256_pair)
-      return launch_up<Element, kTile256PairShort, false, Swiglu, true>(op, a, stream);
+    if constexpr (kCommon<Element>)
+      if (choice.kernel == Kernel::tile_256_pair) return launch_up<Element, kTile256Pair, false, Swiglu, true>(op, a, stream);
     return launch_up<Element, kTile256, false, Swiglu, true>(op, a, stream);
   }
   if (plain(op) && op.activation == Activation::silu) return launch_up<Element, kTile256, false, Silu, true>(op, a, stream);

@@ -1,16 +1,14 @@
 // down_weight_backward: dw_down[e] = grad_scale dy[row_token]^T a'.    m = H, n = I,   k = r_e
 // up_weight_backward:   dw_up[e] = grad_scale dz^T x[row_token].       m = H, n = G*I, k = r_e, stored transposed
 // The left operand is gathered along k; the right one is the expert's rows, zeros past its end. Experts without rows get zeros.
-// Bytes: 2 R H gathered, 2 R I (or 2 R G I), and the gradient. H, I multiples of 8; 16-bit or fp32 gradients; accumulation in
-// fp32 ones. Verify: gemm_check down_weight_backward, gemm_check up_weight_backward
+// Bytes: 2 R H gathered, 2 R I (or 2 R G I), and the gradient. H, I multiples of 8; 16-bit or fp32 gradients. Verify:
+// gemm_check down_weight_backward, gemm_check up_weight_backward
 #include "cuda/sm90/epilogue_weight.h"
 #include "cuda/sm90/launch.h"
 #include "cuda/sm90/sm90.h"
 
 namespace intarsia::cuda::sm90 {
 namespace {
-
-inline constexpr GemmConfig kWeightPair{.stages = 3, .cluster = 2, .store_tiles = 4};
 
 Choice choice_of(const DownWeightBackward& op) {
   return choose(Product::down_weight_backward,
@@ -30,6 +28,7 @@ struct WeightProduct {
   bool accumulate;
   double grad_scale;
   Choice choice;
+  int taken = 0;
 };
 
 template <class Element, GemmConfig kConfig, Halves kHalves, bool kFloat, bool kTransposed>
@@ -43,8 +42,17 @@ void launch_weight(const WeightProduct& p, GemmArguments<Element>& a, void* stre
     a.right[half] = rows_map(p.rows, half * a.n_size, a.n_size, kTileK / Gemm::kCluster);
   }
   const std::int64_t panels = p.halves * ceil_div(a.n_size, 64);
-  launch_gemm<Gemm, WeightEpilogue<Gemm, kFloat, kTransposed>>(p.name, a, static_cast<int>(ceil_div(panels, Gemm::kTileN / 64)),
-                                                               p.gathered.device.index, stream);
+  launch_gemm<Gemm, std::conditional_t<kFloat, FloatWeightEpilogue<Gemm, kTransposed>, WeightEpilogue<Gemm, kTransposed>>>(
+      p.name, a, static_cast<int>(ceil_div(panels, Gemm::kTileN / 64)), p.gathered.device.index, stream);
+}
+
+/// 16-bit gradients.
+template <class Element, Halves kHalves, bool kTransposed>
+void launch_half(const WeightProduct& p, GemmArguments<Element>& a, void* stream) {
+  if constexpr (kCommon<Element>)
+    if (p.choice.kernel == Kernel::tile_256_pair)
+      return launch_weight<Element, kTile256Pair, kHalves, false, kTransposed>(p, a, stream);
+  launch_weight<Element, kTile256, kHalves, false, kTransposed>(p, a, stream);
 }
 
 template <class Element, Halves kHalves>
@@ -55,19 +63,15 @@ void run_weight(const WeightProduct& p, void* stream) {
   a.n_size = static_cast<int>(p.rows.size(1) / p.halves);
   a.accumulate = p.accumulate;
   a.grad_scale = static_cast<float>(p.grad_scale);
+  a.taken = p.taken;
   const bool transposed = weight_half(p.gradient, 1, 0).in_contiguous() == p.m_is_in,
              is_float = p.gradient.weight.dtype == DType::float32;
-  const bool pair = p.choice.kernel == Kernel::tile_256_pair;
   if (is_float) {
     if (transposed) return launch_weight<Element, kTile256, kHalves, true, true>(p, a, stream);
     return launch_weight<Element, kTile256, kHalves, true, false>(p, a, stream);
   }
-  if (transposed) {
-    if (pair) return launch_weight<Element, kWeightPair, kHalves, false, true>(p, a, stream);
-    return launch_weight<Element, kTile256, kHalves, false, true>(p, a, stream);
-  }
-  if (pair) return launch_weight<Element, kWeightPair, kHalves, false, false>(p, a, stream);
-  launch_weight<Element, kTile256, kHalves, false, false>(p, a, stream);
+  if (transposed) return launch_half<Element, kHalves, true>(p, a, stream);
+  launch_half<Element, kHalves, false>(p, a, stream);
 }
 
 void run_product(const WeightProduct& p, void* stream) {
@@ -89,10 +93,12 @@ void run(const DownWeightBackward& op, const Execution& execution) {
               execution.stream);
 }
 
-void run(const UpWeightBackward& op, const Execution& execution) {
+void run(const UpWeightBackward& op, const Execution& execution) { run_beside(op, 0, execution); }
+
+void run_beside(const UpWeightBackward& op, int taken, const Execution& execution) {
   const int halves = op.dw_up.second.defined() || op.dw_up.gate_block > 0 ? 2 : 1;
   run_product({UpWeightBackward::kName, op.x, op.row_token, op.dz, op.expert_offsets, op.dw_up, halves, true, op.accumulate,
-               op.grad_scale, choice_of(op)},
+               op.grad_scale, choice_of(op), taken},
               execution.stream);
 }
 
