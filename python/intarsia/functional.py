@@ -83,7 +83,7 @@ def moe(
         name, x, w_up, w_down, b_up, b_down, addend, activation, layout, transposed, score_on, save
     )
     save_z = save == "preactivation" and check.requires_gradient(x, w_router, b_router, *experts)
-    y, _, logits, chosen, ids, _, found, *lists = ops.moe_forward(
+    y, _, logits, chosen, ids, _, found, _, *lists = ops.moe_forward(
         x, w_router, b_router, expert_bias, token_mask, k, scores, groups, top_groups, renormalise, float(scale),
         logits_dtype == "input", nan_tokens is not None, *experts, addend, activation, score_on, save_z, True,
         backend or "automatic",

@@ -39,7 +39,7 @@ _SONICMOE_HELD_MIB = {
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSize:
-    """The sizes that decide a layer's memory."""
+    """The sizes that decide a layer's memory; the router's weight has the layer's dtype."""
 
     tokens: int
     hidden: int
@@ -103,6 +103,7 @@ def plan(size: LayerSize, save: str = "preactivation", backend: str = "cpu") -> 
         save=save,
         router=size.scores,
         has_router=True,
+        router_keeps_logits=save == "preactivation" and size.scores == "softmax" and size.element_size == 2,
         bias_gradient=size.bias,
         backend=backend,
         threads=torch.get_num_threads(),

@@ -35,6 +35,17 @@ def test_qwen3_30b(capsys):
     }
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_logits_of_softmax_are_kept_in_16_bits(capsys, dtype):
+    """olmoe: softmax without renormalisation. save="input", and float32, compute them again."""
+    T, H, I, E, R = 4096, 2048, 1024, 64, 4096 * 8
+    modes = memory_json(capsys, "--preset", "olmoe-1b-7b", "--tokens", "4096", "--dtype", dtype)["modes"]
+    b = 4 if dtype == "float32" else 2
+    held = b * T * H + 20 * R + 4 * (E + 1)
+    assert modes["preactivation"]["saved_bytes"] == held + 2 * b * R * I + (2 * T * E if b == 2 else 0)
+    assert modes["input"]["saved_bytes"] == held
+
+
 def test_saved_bytes_are_the_sum_of_the_saved_buffers(capsys):
     for mode in memory_json(capsys, "--preset", "deepseek-v3", "--tokens", "4096")["modes"].values():
         assert mode["saved_bytes"] == sum(b["bytes"] for b in mode["buffers"] if b["kind"] == "saved")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import intarsia
-from intarsia import _core
+from intarsia import _core, memory
 from intarsia.cli import main
 
 pytestmark = [
@@ -48,6 +48,27 @@ def test_workspaces_are_the_planned_ones(sizes, sorted_rows, biased, save):
         sorted_rows=sorted_rows, save=save, bias_gradient=biased, backend="cuda",
     )  # fmt: skip
     assert (in_forward, in_backward) == (plan["forward_workspace_bytes"], plan["backward_workspace_bytes"])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("scores", ["softmax", "softmax_renorm", "sigmoid_group"])
+@pytest.mark.parametrize("save", ["preactivation", "input"])
+def test_what_the_whole_layer_holds_is_planned(dtype, scores, save):
+    """Between forward and backward, as torch's allocator counts it, up to its rounding to 512 bytes."""
+    T, H, I, E, K = 4096, 64, 32, 64, 4
+    leaf = lambda *shape: torch.randn(*shape, device="cuda", dtype=dtype).requires_grad_()  # noqa: E731
+    x, w_router, w_up, w_down = leaf(T, H), leaf(E, H), leaf(E, 2 * I, H), leaf(E, H, I)
+    requested = lambda: torch.cuda.memory_stats()["requested_bytes.all.current"]  # noqa: E731
+    before = requested()
+    y = intarsia.moe(x, w_router, K, w_up, w_down, scores=scores, save=save)
+    held = requested() - before - y.nbytes + x.nbytes
+    sizes = {"tokens": T, "hidden": H, "width": I, "experts": E, "experts_per_token": K, "scores": scores}
+    plan = memory.plan(memory.LayerSize(**sizes, dtype=str(dtype).removeprefix("torch.")), save, "cuda")
+    saved = [b for b in plan["buffers"] if b["kind"] == "saved"]
+    assert 0 <= held - plan["saved_bytes"] < 512 * len(saved)
+    assert ("logits" in [b["name"] for b in saved]) == (
+        scores == "softmax" and save == "preactivation" and dtype != torch.float32
+    )
 
 
 def test_the_demo_shows_the_plan_of_the_gpu(tmp_path, capsys):

@@ -8,7 +8,7 @@ from layers import Spec, draw_inputs, results
 from torch.utils.checkpoint import checkpoint
 
 import intarsia
-from intarsia import _core
+from intarsia import _core, memory
 from intarsia.ops import layer as layer_ops
 
 
@@ -39,21 +39,24 @@ SIZES = {"tokens": 96, "hidden": 32, "width": 24, "experts": 8, "experts_per_tok
 @pytest.mark.parametrize("scores", ["softmax", "softmax_renorm", "sigmoid", "sigmoid_group"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_saved_bytes_are_planned_bytes(save, scores, dtype):
-    """Router and experts: measured by saved-tensor hooks, planned by the core, bounded by 2TH + 4RI + 20R + 8(E+1)."""
+    """Router and experts: measured by saved-tensor hooks, planned by the core, bounded by 2TH + 4RI + 20R + 8(E+1), and
+    2TE for logits.
+    """
     s = SIZES
     layer = intarsia.MoE(
         s["hidden"], s["width"], s["experts"], s["experts_per_token"], scores=scores, save=save, dtype=dtype
     )
     x = torch.randn(s["tokens"], s["hidden"], dtype=dtype, requires_grad=True)
     y, held, _ = saved_tensors(lambda: layer(x), layer.parameters())
-    plan = _core.plan(**s, dtype=str(dtype).removeprefix("torch."), save=save, router=scores, has_router=True)
-    assert held == plan["saved_bytes"]
+    size = memory.LayerSize(**s, dtype=str(dtype).removeprefix("torch."), scores=scores)
+    assert held == memory.plan(size, save)["saved_bytes"]
     y.sum().backward()
     if dtype == torch.bfloat16 and save == "preactivation":
         rows = s["tokens"] * s["experts_per_token"]
         raw_scores = 4 * rows if scores == "sigmoid_group" else 0
-        bound = 2 * s["tokens"] * s["hidden"] + 4 * rows * s["width"] + 20 * rows + 8 * (s["experts"] + 1) + raw_scores
-        assert held <= bound
+        logits = 2 * s["tokens"] * s["experts"] if scores == "softmax" else 0
+        bound = 2 * s["tokens"] * s["hidden"] + 4 * rows * s["width"] + 20 * rows + 8 * (s["experts"] + 1)
+        assert held <= bound + raw_scores + logits
 
 
 def test_saved_bytes_of_rounded_lists_are_planned_bytes():

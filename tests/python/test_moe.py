@@ -1,82 +1,33 @@
-"""intarsia.moe: the whole layer as one node, against its parts and against the specification."""
+"""intarsia.moe: the whole layer as one node, against its parts and against the specification (its router's gradients
+also in test_moe_router.py).
+"""
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from layers import UNIT, Spec, draw_inputs, specs
+from layers import draw_inputs, specs
+from moe_layers import FAMILIES, Calls, arguments_of, assert_same, gradients, parts, problem, router_sizes, whole
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import intarsia
-from intarsia import _core, losses, ops, reference
-
-FAMILIES = ("softmax", "softmax_renorm", "sigmoid_group", "sigmoid")
-CHOICE = ("scores", "expert_bias", "groups", "top_groups", "renormalise", "scale", "token_mask")
-ROUTER = ("w_router", "b_router", "logits_dtype", "nan_tokens", *CHOICE)
-
-
-def parts(x, w_router, k, w_up, w_down, *, reference_=False, **a):
-    """The same through its parts: (y, logits, ids, scores)."""
-    package = reference if reference_ else intarsia
-    router = {name: a.pop(name) for name in ROUTER if name in a}
-    dtype = {} if reference_ else {"logits_dtype": router.pop("logits_dtype", "float32")}
-    router.pop("logits_dtype", None)
-    logits = package.router_logits(x, w_router, router.pop("b_router", None), **dtype)
-    ids, scores = package.route(logits, k, **router)
-    return package.moe_mlp(x, ids, scores, w_up, w_down, **a), logits, ids, scores
-
-
-def whole(*arguments, **a):
-    y, routing = intarsia.moe(*arguments, return_routing=True, **a)
-    return y, *routing[:3]
-
-
-def problem(tokens=20, hidden=12, width=8, experts=6, k=2, dtype=torch.float32, family="softmax", **changes):
-    """(positional arguments, keywords, leaves by name); every option that the family has."""
-    spec = Spec(tokens=tokens, hidden=hidden, width=width, experts=experts, k=k, dtype=dtype, b_up=True, b_down=True,
-                addend=True, seed=int(torch.randint(2**31, ())), **changes)  # fmt: skip
-    return arguments_of(spec, family, draw_inputs(spec))
-
-
-def arguments_of(spec, family, inputs):
-    e, g = spec.experts, torch.Generator().manual_seed(spec.seed + 1)
-    w_router = (torch.randn(e, spec.hidden, generator=g) / spec.hidden**0.5).to(spec.dtype).requires_grad_()
-    b_router = torch.randn(e, generator=g).to(spec.dtype).requires_grad_()
-    keywords = spec.keywords | {name: inputs[name] for name in ("b_up", "b_down", "addend", "token_mask")}
-    keywords |= {"b_router": b_router, "scores": family}
-    if family == "sigmoid_group":
-        keywords |= {"expert_bias": torch.randn(e, generator=g) * 0.1, "scale": 2.5}
-        keywords |= {"groups": 2, "top_groups": 1} if e % 2 == 0 and spec.k <= e // 2 else {}
-    pair = isinstance(inputs["w_up"], tuple)
-    leaves = {"x": inputs["x"], "w_router": w_router, "b_router": b_router, "w_down": inputs["w_down"]}
-    leaves |= {"w_up": inputs["w_up"][0], "w_up[1]": inputs["w_up"][1]} if pair else {"w_up": inputs["w_up"]}
-    leaves |= {name: inputs[name] for name in ("b_up", "b_down", "addend") if inputs[name] is not None}
-    return (inputs["x"], w_router, spec.k, inputs["w_up"], inputs["w_down"]), keywords, leaves
-
-
-def gradients(y, leaves, dy=None, **options):
-    dy = torch.ones_like(y) if dy is None else dy
-    leaves = leaves.values() if isinstance(leaves, dict) else leaves
-    return torch.autograd.grad(y, list(leaves), dy, allow_unused=True, materialize_grads=True, **options)
-
-
-def assert_same(got, want, leaves, dtype):
-    """The same bits, but for x: the whole layer rounds its gradient once, the parts three times."""
-    for name, a, b in zip(leaves, got, want, strict=True):
-        if name == "x":
-            error, size = (a.double() - b.double()).norm(), b.double().norm()
-            assert error <= 2 * UNIT[dtype] * size + 1e-30, f"dx: error {error}, size {size}"
-        else:
-            assert torch.equal(a, b), name
-
+from intarsia import losses, reference
 
 # ---- the whole is its parts
 
 
-@given(specs(max_tokens=80, max_size=40, max_experts=12), st.sampled_from(FAMILIES), st.booleans(), st.booleans())
-def test_moe_is_its_parts(spec, family, aux, scores_too):
-    """Every family, layout, activation, bias, mask and mode; the logits in a loss and the scores elsewhere, or not."""
-    arguments, keywords, leaves = arguments_of(spec, family, draw_inputs(spec))
+@given(
+    specs(max_tokens=80, max_size=40, max_experts=12),
+    st.sampled_from(FAMILIES),
+    st.sampled_from([torch.float32, None]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_moe_is_its_parts(spec, family, router, aux, scores_too):
+    """Every family, layout, activation, bias, mask and mode; the logits in a loss and the scores elsewhere, or not.
+    Beside a router of 16 bits dlogits are rounded to them, beside one in float32 nothing is.
+    """
+    arguments, keywords, leaves = arguments_of(spec, family, draw_inputs(spec), router)
     g = torch.Generator().manual_seed(spec.seed)
     dy, ds = (torch.randn(spec.tokens, n, generator=g) for n in (spec.hidden, spec.k))
     results = []
@@ -85,22 +36,13 @@ def test_moe_is_its_parts(spec, family, aux, scores_too):
         loss = (y * dy).sum()
         loss = loss + losses.load_balance_loss(logits, ids, scores=family) if aux else loss
         loss = loss + (scores * ds).sum() if scores_too else loss
-        results.append((y, logits, ids, scores, gradients(loss, leaves)))
+        results.append((y, logits, ids, scores, gradients(loss, leaves, retain_graph=True)))
     (*got, got_gradients), (*want, want_gradients) = results
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
-    assert_same(got_gradients, want_gradients, leaves, spec.dtype)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_logits_in_the_dtype_of_x(family):
-    """They decide as those of the parts do; their gradient stays in float32 where the parts round it."""
-    arguments, keywords, leaves = problem(60, 32, 16, dtype=torch.bfloat16, family=family)
-    keywords["logits_dtype"] = "input"
-    got, want = whole(*arguments, **keywords), parts(*arguments, **keywords)
-    assert got[1].dtype == torch.bfloat16
-    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
-    for a, b in zip(gradients(got[0], leaves), gradients(want[0], leaves), strict=True):
-        assert (a - b).norm() <= 2**-6 * b.norm()
+    x, w_router, *_ = arguments
+    dlogits, dscores = gradients(loss, (logits, scores))
+    sizes = router_sizes(x, w_router, family, logits, dlogits, ids, dscores)
+    assert_same(got_gradients, want_gradients, leaves, spec.dtype, sizes)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -132,24 +74,6 @@ def test_gradcheck(family):
     assert torch.autograd.gradcheck(f, tuple(leaves.values()))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_gradient_of_x_is_no_worse_than_that_of_the_parts(dtype):
-    """Against float64: what is summed where it is written is rounded less often."""
-    arguments, keywords, leaves = problem(200, 64, 32, 8, dtype=dtype, family="sigmoid")
-    dy, errors = torch.randn(200, 64).to(dtype), []
-    ids = whole(*arguments, **keywords)[2]
-    double = [t.detach().double().requires_grad_() if isinstance(t, torch.Tensor) else t for t in arguments]
-    wide = {n: t.detach().double() if isinstance(t, torch.Tensor) else t for n, t in keywords.items()}
-    y, _, same, _ = parts(*double, reference_=True, **wide)
-    clear = (ids == same).all(1)  # a choice may differ where rounding decides
-    assert clear.float().mean() > 0.9
-    (want,) = gradients(y, double[:1], dy.double())
-    for layer in (whole, parts):
-        (dx,) = gradients(layer(*arguments, **keywords)[0], [leaves["x"]], dy)
-        errors.append((dx[clear].double() - want[clear]).norm())
-    assert errors[0] <= 1.05 * errors[1]
-
-
 @pytest.mark.parametrize("tokens", [0, 1])
 def test_no_token_and_one_token(tokens):
     for family in FAMILIES:
@@ -173,30 +97,6 @@ def test_nan_tokens_are_counted_and_reach_nobody():
 # ---- one node, and what it computes
 
 
-class Calls:
-    """Records the raw operations that a block runs, with their fields."""
-
-    def __enter__(self):
-        self.original, self.seen = _core.run, []
-        modules = (_core, ops.router, ops.lists)
-        self.places = [(m, "run") for m in modules]
-
-        def spy(operation, **fields):
-            self.seen.append((operation, fields))
-            return self.original(operation, **fields)
-
-        for module, name in self.places:
-            setattr(module, name, spy)
-        return self
-
-    def __exit__(self, *_):
-        for module, name in self.places:
-            setattr(module, name, self.original)
-
-    def names(self):
-        return [name for name, _ in self.seen]
-
-
 def test_one_node_and_one_gradient_of_x():
     """The router's part goes into the experts' dx, a tensor that nobody else has."""
     arguments, keywords, leaves = problem()
@@ -215,15 +115,6 @@ def test_one_node_and_one_gradient_of_x():
     assert dx.data_ptr() == router["dx"].data_ptr()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_only_softmax_computes_its_logits_again(family):
-    arguments, keywords, leaves = problem(family=family)
-    y = intarsia.moe(*arguments, **keywords)
-    with Calls() as calls:
-        gradients(y, leaves)
-    assert ("router_logits" in calls.names()) == (family == "softmax")
-
-
 ASKED = {
     "x": {"dx", "dscores"}, "w_router": {"dscores", "dw_router"}, "b_router": {"dscores", "dbias"},
     "w_up": {"dw_up"}, "w_down": {"dw_down"}, "b_up": {"db_up"}, "b_down": {"db_down"}, "addend": set(),
@@ -232,9 +123,10 @@ ASKED = {
 
 @pytest.mark.parametrize("how", ["asked", "frozen"])
 @pytest.mark.parametrize("leaf", list(ASKED))
-def test_a_gradient_alone(leaf, how):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gradient_alone(leaf, how, dtype):
     """The bits of all gradients together, and no work for the others: asked for alone, or the others frozen."""
-    arguments, keywords, leaves = problem()
+    arguments, keywords, leaves = problem(dtype=dtype)
     want = dict(zip(leaves, gradients(intarsia.moe(*arguments, **keywords), leaves), strict=True))
     if how == "frozen":
         for name, value in leaves.items():
@@ -266,8 +158,9 @@ def test_logits_alone_need_no_experts():
 
 
 @pytest.mark.parametrize("save", ["preactivation", "input"])
-def test_retain_graph_leaves_z_alone(save):
-    arguments, keywords, leaves = problem()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_retain_graph_leaves_z_alone(save, dtype):
+    arguments, keywords, leaves = problem(dtype=dtype)
     y = intarsia.moe(*arguments, save=save, **keywords)
     runs = [gradients(y, leaves, retain_graph=keep) for keep in (True, True, False)]
     for again in runs[1:]:
@@ -282,8 +175,10 @@ def test_second_backward_is_an_error_in_words():
         gradients(y, leaves)
 
 
-def test_save_modes_give_the_same_bits():
-    arguments, keywords, leaves = problem(dtype=torch.bfloat16)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_save_modes_give_the_same_bits(dtype):
+    """Of logits too, kept or computed again."""
+    arguments, keywords, leaves = problem(100, 40, dtype=dtype)
     kept, again = (gradients(intarsia.moe(*arguments, save=s, **keywords), leaves) for s in ("preactivation", "input"))
     assert all(torch.equal(a, b) for a, b in zip(kept, again, strict=True))
 
@@ -323,13 +218,19 @@ def test_autocast(dtype, router):
     assert got[0].dtype == dtype
     assert got[1].dtype == torch.float32
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    y, logits, *_ = want
+    (dlogits,) = gradients(y, [logits], retain_graph=True)
     got, want = gradients(got[0], leaves), gradients(want[0], leaves)
     assert all(g.dtype == t.dtype for g, t in zip(got, leaves.values(), strict=True))
-    assert_same(got, want, leaves, dtype)
+    sizes = router_sizes(leaves["x"], leaves["w_router"], "softmax_renorm", logits, dlogits, None, None)
+    assert_same(got, want, leaves, dtype, sizes)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_compiled_with_losses(family):
+@pytest.mark.parametrize(
+    ("dtype", "logits_dtype"), [(torch.float32, "float32"), (torch.bfloat16, "float32"), (torch.bfloat16, "input")]
+)
+def test_compiled_with_losses(family, dtype, logits_dtype):
     """One graph for every number of tokens, the same bits as eager."""
     torch._dynamo.reset()
 
@@ -339,7 +240,8 @@ def test_compiled_with_losses(family):
 
     function = torch.compile(f, fullgraph=True, dynamic=True, backend="aot_eager")
     for tokens in (7, 20):
-        arguments, keywords, leaves = problem(tokens=tokens, family=family, mask=True)
+        arguments, keywords, leaves = problem(tokens=tokens, family=family, mask=True, dtype=dtype)
+        keywords["logits_dtype"] = logits_dtype
         got, want = (gradients(g(arguments, keywords), leaves) for g in (function, f))
         assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 

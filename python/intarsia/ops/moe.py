@@ -1,11 +1,15 @@
 """moe_forward: router, lists and experts as one operator, from x to y, and one autograd node.
 
 One node, so that x has one gradient: the router's part is added to the experts' where they wrote it, with no pass over
-(T, H) for their sum. Logits are not kept: the one family whose gradient is dense over E (softmax) recomputes them
-from x and w_router, which are kept anyway.
+(T, H) for their sum.
+
+The router's gradients are as exact as its weight. Beside a w_router of x's dtype the logits that backward looks at and
+their gradient have that dtype too; beside a float32 one they stay in float32. Only the family whose gradient is dense
+over E (softmax) needs logits: kept where they have 16 bits (2TE bytes, for a pass over x) and z is kept too, else
+computed again from x and w_router.
 """
 
-from .define import asked_for, define, keep, kept, wanted
+from .define import asked_for, define, keep, kept, nothing, score_dtype, wanted
 from .layer import FORWARD_NAMES, KEPT, OPTIONS, WEIGHTS, Preactivations, expert_gradients, fake_layer, run_layer
 from .lists import fake_build_index, run_build_index
 from .router import fake_logits, fake_route, logits_gradients, route_backward, router_logits, run_logits, run_route
@@ -18,7 +22,7 @@ NAMES = (
 )  # fmt: skip
 _TENSORS = (*_ROUTER, "expert_bias", "token_mask", "w_up", "w_up_second", "w_down", "b_up", "b_down", "addend")
 _LISTS = ("expert_offsets", "row_token", "row_slot", "slot_row")
-_KEPT = (*KEPT, "w_router", "b_router", "ids", "raw_scores")
+_KEPT = (*KEPT, "w_router", "b_router", "ids", "raw_scores", "logits")
 _OPTIONS = (*OPTIONS, "scores_kind", "renormalise", "scale", "input_dtype")
 
 
@@ -27,28 +31,42 @@ def _composed(logits_of, route_of, index_of, experts_of):
 
     def forward(x, w_router, b_router, expert_bias, token_mask, k, *rest):
         *choice, input_dtype, count_nan_tokens = rest[:7]
-        experts, backend = rest[7:], rest[-1]
+        experts, (save_z, _, backend) = rest[7:], rest[-3:]
         logits = logits_of(x, w_router, b_router, input_dtype, backend)
         scores, ids, raw_scores, nan_tokens = route_of(
             logits, expert_bias, token_mask, k, *choice, count_nan_tokens, backend
         )
         lists = index_of(ids, None, w_router.shape[0], backend)
         y, z = experts_of(x, *lists, None, None, scores, *experts)
-        return y, z, logits, scores, ids, raw_scores, nan_tokens, *lists
+        rounded = _keeps_logits(x, w_router, choice[0], save_z) and logits.dtype != x.dtype
+        rounded_logits = logits.to(x.dtype) if rounded else nothing(x)
+        return y, z, logits, scores, ids, raw_scores, nan_tokens, rounded_logits, *lists
 
     return forward
 
 
+def _backward_dtype(x, w_router):
+    """Of the logits that backward looks at, and of their gradient."""
+    return x.dtype if w_router.dtype == x.dtype else score_dtype(x.dtype)
+
+
+def _keeps_logits(x, w_router, scores_kind, save_z):
+    return save_z and scores_kind == "softmax" and _backward_dtype(x, w_router).itemsize == 2
+
+
 def _setup(ctx, inputs, output):
     values = dict(zip(NAMES, inputs, strict=True))
-    _, z, _, scores, ids, raw_scores, nan_tokens, *lists = output
-    ctx.mark_non_differentiable(z, ids, raw_scores, nan_tokens, *lists)
+    _, z, logits, scores, ids, raw_scores, nan_tokens, rounded_logits, *lists = output
+    ctx.mark_non_differentiable(z, ids, raw_scores, nan_tokens, rounded_logits, *lists)
     ctx.set_materialize_grads(False)
     ctx.edges = [name for name in _TENSORS if values[name] is not None]  # in the order of ctx.next_functions
     ctx.z_state = Preactivations("moe", values["overwrite_z"])
     values |= zip(_LISTS, lists, strict=True)
     values["scores"], values["ids"], values["z"] = scores, ids, wanted(values["save_z"], z)
     values["raw_scores"] = wanted(values["scores_kind"] == "sigmoid_group", raw_scores)
+    x, w_router = inputs[:2]
+    keeps_logits = any(ctx.needs_input_grad[:3]) and _keeps_logits(x, w_router, values["scores_kind"], values["save_z"])
+    values["logits"] = wanted(keeps_logits, logits if logits.dtype == x.dtype else rounded_logits)
     keep(ctx, values, _KEPT, _OPTIONS)
 
 
@@ -73,13 +91,15 @@ def _gradient(ctx, dy, _dz, dlogits, dscores, *_):
 
 
 def _dlogits(
-    dscores, *, x, w_router, b_router, input_dtype, scores, ids, raw_scores, scores_kind, renormalise, scale,
+    dscores, *, x, w_router, b_router, input_dtype, logits, scores, ids, raw_scores, scores_kind, renormalise, scale,
     backend, **_,
 ):  # fmt: skip
-    logits = router_logits(x, w_router, b_router, input_dtype, backend) if scores_kind == "softmax" else None
+    dtype = _backward_dtype(x, w_router)
+    if scores_kind == "softmax" and logits is None:
+        logits = router_logits(x, w_router, b_router, input_dtype or dtype == x.dtype, backend)
     return route_backward(
         dscores, scores, ids, raw_scores, logits, None, None, None, scores_kind, renormalise, scale, ids.shape[0],
-        w_router.shape[0], scores.dtype, backend,
+        w_router.shape[0], dtype, backend,
     )  # fmt: skip
 
 
@@ -94,7 +114,8 @@ moe_forward = define(
     "str scores_kind, int groups, int top_groups, bool renormalise, float scale, bool input_dtype, "
     f"bool count_nan_tokens, {WEIGHTS}, Tensor? addend, str activation, str score_on, bool save_z, bool overwrite_z, "
     "str backend) -> (Tensor y, Tensor z, Tensor logits, Tensor scores, Tensor ids, Tensor raw_scores, "
-    "Tensor nan_tokens, Tensor expert_offsets, Tensor row_token, Tensor row_slot, Tensor slot_row)",
+    "Tensor nan_tokens, Tensor rounded_logits, Tensor expert_offsets, Tensor row_token, Tensor row_slot, "
+    "Tensor slot_row)",
     _composed(run_logits, run_route, run_build_index, run_layer),
     _composed(fake_logits, fake_route, fake_build_index, fake_layer),
     _setup,

@@ -1,0 +1,104 @@
+"""intarsia.moe: how exact its router's gradients are, and what is kept for them."""
+
+import pytest
+import torch
+from moe_layers import FAMILIES, Calls, assert_same, gradients, parts, problem, whole
+
+import intarsia
+from intarsia import losses
+
+HALF = (torch.bfloat16, torch.float16)
+
+# ---- how exact they are
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("router", [torch.float32, None])
+def test_logits_in_the_dtype_of_x(family, router):
+    """They decide as those of the parts do, and with a router of that dtype their gradient is that of the parts; beside
+    one in float32 it stays there, where the parts round it.
+    """
+    arguments, keywords, leaves = problem(60, 32, 16, dtype=torch.bfloat16, family=family, router=router)
+    keywords["logits_dtype"] = "input"
+    got, want = whole(*arguments, **keywords), parts(*arguments, **keywords)
+    assert got[1].dtype == torch.bfloat16
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    got, want = gradients(got[0], leaves), gradients(want[0], leaves)
+    if router is None:
+        assert_same(got, want, leaves, torch.bfloat16)
+    else:
+        assert all((a - b).norm() <= 2**-6 * b.norm() for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_gradient_of_x_is_no_worse_than_that_of_the_parts(dtype):
+    """Against float64: what is summed where it is written is rounded less often."""
+    arguments, keywords, leaves = problem(200, 64, 32, 8, dtype=dtype, family="sigmoid")
+    dy, errors = torch.randn(200, 64).to(dtype), []
+    ids = whole(*arguments, **keywords)[2]
+    double = [t.detach().double().requires_grad_() if isinstance(t, torch.Tensor) else t for t in arguments]
+    wide = {n: t.detach().double() if isinstance(t, torch.Tensor) else t for n, t in keywords.items()}
+    y, _, same, _ = parts(*double, reference_=True, **wide)
+    clear = (ids == same).all(1)  # a choice may differ where rounding decides
+    assert clear.float().mean() > 0.9
+    (want,) = gradients(y, double[:1], dy.double())
+    for layer in (whole, parts):
+        (dx,) = gradients(layer(*arguments, **keywords)[0], [leaves["x"]], dy)
+        errors.append((dx[clear].double() - want[clear]).norm())
+    assert errors[0] <= 1.05 * errors[1]
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_a_loss_of_the_logits_keeps_float32(dtype):
+    """Its part of dlogits is added to the rounded one in float32."""
+    arguments, keywords, leaves = problem(dtype=dtype)
+    y, logits, _, _ = whole(*arguments, **keywords)
+    with Calls() as calls:
+        gradients(y.sum() + losses.z_loss(logits), leaves)
+    seen = dict(calls.seen)
+    assert seen["route_backward"]["dlogits"].dtype == dtype
+    assert seen["router_logits_backward"]["dlogits"].dtype == torch.float32
+
+
+# ---- what is kept for them
+
+
+def held(function):
+    """function() and the tensors that autograd keeps for its backward."""
+    tensors = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: tensors.append(t) or t, lambda t: t):
+        return function(), tensors
+
+
+# dtype of x, of the router's weight, of the logits; save; whether softmax keeps its logits
+CASES = [
+    *((dtype, None, logits, "preactivation", True) for dtype in HALF for logits in ("float32", "input")),
+    (torch.bfloat16, None, "float32", "input", False),
+    (torch.bfloat16, torch.float32, "float32", "preactivation", False),
+    (torch.bfloat16, torch.float32, "input", "preactivation", False),
+    (torch.float32, None, "float32", "preactivation", False),
+]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("dtype", "router", "logits_dtype", "save", "keeps"), CASES)
+def test_only_softmax_needs_logits(family, dtype, router, logits_dtype, save, keeps):
+    """Kept in the router's 16 bits, or computed again; their gradient in the dtype of the router's weight."""
+    arguments, keywords, leaves = problem(family=family, dtype=dtype, router=router)
+    y, tensors = held(lambda: intarsia.moe(*arguments, save=save, logits_dtype=logits_dtype, **keywords))
+    with Calls() as calls:
+        gradients(y, leaves)
+    softmax = family == "softmax"
+    assert [t.dtype for t in tensors if t.shape == (20, 6)] == [dtype] * (softmax and keeps)
+    assert ("router_logits" in calls.names()) == (softmax and not keeps)
+    assert dict(calls.seen)["route_backward"]["dlogits"].dtype == arguments[1].dtype
+
+
+@pytest.mark.parametrize("learns", ["x", "w_router", "b_router", "w_up", "w_down", "addend"])
+def test_logits_are_kept_for_the_router_alone(learns):
+    """Not where no gradient can reach it."""
+    arguments, keywords, leaves = problem(dtype=torch.bfloat16)
+    for name, value in leaves.items():
+        value.requires_grad_(name == learns)
+    _, tensors = held(lambda: intarsia.moe(*arguments, **keywords))
+    assert any(t.shape == (20, 6) for t in tensors) == (learns in ("x", "w_router", "b_router"))
