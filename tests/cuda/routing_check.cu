@@ -5,6 +5,7 @@
 // and must give the same bits. --quick takes smaller shapes.
 #include <algorithm>
 #include <chrono>
+#include <numeric>
 #include <set>
 
 #include "base/softmax.h"
@@ -227,6 +228,23 @@ void check_bias_backward(Random& random, std::int64_t rows, std::int64_t experts
 
 // ---- router_logits
 
+/// Sums of squares of a matrix over the other axis.
+std::vector<double> squares(const Tensor& t, int axis) {
+  std::vector<double> sums(static_cast<std::size_t>(t.size(axis)));
+  const std::vector<double> values = t.reference_values();
+  const auto columns = static_cast<std::size_t>(t.size(1));
+  for (std::size_t i = 0; i < values.size(); ++i) sums[axis == 0 ? i / columns : i % columns] += values[i] * values[i];
+  return sums;
+}
+
+/// What sums of the products of two factors, `squares` along their common axis, are in the root mean square when signs are
+/// random. That is what errors of the single products are measured by: an output of few sums may cancel by chance, and its own
+/// size then says nothing about them. Of many sums it is the size itself.
+double size_of_sums(const std::vector<double>& a, const std::vector<double>& b, std::int64_t outputs) {
+  return std::sqrt(std::inner_product(a.begin(), a.end(), b.begin(), 0.0) /
+                   static_cast<double>(std::max<std::int64_t>(1, outputs)));
+}
+
 void check_router_logits(Random& random, std::int64_t tokens, std::int64_t hidden, std::int64_t experts) {
   const DType dtype = any_float(random), s = score_type(dtype);
   const auto either = [&] { return below(random, 2) ? dtype : s; };
@@ -238,7 +256,8 @@ void check_router_logits(Random& random, std::int64_t tokens, std::int64_t hidde
   const bool biased = below(random, 2);
   const std::string sizes =
       std::string(to_string(dtype)) + " w " + to_string(w.dtype()).data() + " T H E " + text({tokens, hidden, experts});
-  check_operation("router_logits " + sizes, {{&logits, "logits", 1e-5}}, [&](bool device) {
+  const Output out{&logits, "logits", 1e-5, false, false, size_of_sums(squares(x, 1), squares(w, 1), tokens * experts)};
+  check_operation("router_logits " + sizes, {out}, [&](bool device) {
     RouterLogits op{.x = x.on(device), .w_router = w.on(device)};
     if (biased) op.bias = bias.on(device);
     op.logits = logits.on(device);
@@ -251,9 +270,13 @@ void check_router_logits(Random& random, std::int64_t tokens, std::int64_t hidde
       dbias(either(), {experts}, {0, 0, 2});
   const std::int64_t absent = below(random, 5);
   std::vector<Output> outputs;
-  if (absent != 0) outputs.push_back({&dx, "dx", 2e-5});
-  if (absent != 1) outputs.push_back({&dw, "dw_router", 2e-5});
-  if (absent != 2) outputs.push_back({&dbias, "dbias", 1e-5});
+  const auto wanted = [&](Tensor& tensor, const char* name, double limit, double size) {
+    outputs.push_back({&tensor, name, limit, false, false, size});
+  };
+  const std::vector<double> of_token = squares(dlogits, 0), ones(of_token.size(), 1.0);
+  if (absent != 0) wanted(dx, "dx", 2e-5, size_of_sums(squares(dlogits, 1), squares(w, 0), tokens * hidden));
+  if (absent != 1) wanted(dw, "dw_router", 2e-5, size_of_sums(of_token, squares(x, 0), experts * hidden));
+  if (absent != 2) wanted(dbias, "dbias", 1e-5, size_of_sums(of_token, ones, experts));
   check_operation("router_logits_backward " + sizes + " dlogits " + to_string(dlogits.dtype()).data(), outputs,
                   [&](bool device) {
                     RouterLogitsBackward op{.dlogits = dlogits.on(device), .x = x.on(device), .w_router = w.on(device)};

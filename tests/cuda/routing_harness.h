@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -151,27 +152,41 @@ inline double tolerance(DType dtype, double fp32) {
   }
 }
 
-/// Relative norm of the error, and the worst element against itself and the tensor's root mean square, or against `scale`, the
-/// size of the terms, where they cancel.
-inline void compare_numbers(const std::string& what, const std::vector<double>& got, const std::vector<double>& want,
-                            double limit, double scale = 0) {
-  ++checks;
-  double error = 0, norm = 0, worst = 0;
-  for (std::size_t i = 0; i < want.size(); ++i) {
-    norm += want[i] * want[i];
-    if (std::isnan(got[i]) != std::isnan(want[i])) return fail(what + ": NaN at " + std::to_string(i));
+/// Spacing of a 16-bit dtype's numbers at a value: two sums that differ in their last bits may be rounded to neighbours.
+inline double spacing(DType dtype, double value) {
+  switch (dtype) {
+    case DType::bfloat16: return 0x1p-7 * std::abs(value);
+    case DType::float16: return std::max(0x1p-10 * std::abs(value), 0x1p-24);
+    default: return 0;
   }
-  const double rms = std::max(scale, std::sqrt(norm / std::max<std::size_t>(1, want.size())));
+}
+
+/// The error in the norm, `limit` of the tensor's, in which one element rounded the other way does not count; and every
+/// element, eight times that of itself and the root mean square. `scale`, the size of the terms, takes its place where they
+/// cancel.
+inline void compare_numbers(const std::string& what, const std::vector<double>& got, const std::vector<double>& want,
+                            double limit, double scale = 0, DType dtype = DType::float32) {
+  ++checks;
+  double error = 0, norm = 0, largest = 0, worst = 0;
+  for (std::size_t i = 0; i < want.size(); ++i) {
+    if (std::isnan(got[i]) != std::isnan(want[i])) return fail(what + ": NaN at " + std::to_string(i));
+    if (!std::isfinite(want[i])) continue;
+    norm += want[i] * want[i];
+    largest = std::max(largest, std::abs(want[i]));
+  }
+  const auto count = static_cast<double>(std::max<std::size_t>(1, want.size()));
+  const double rms = std::max(scale, std::sqrt(norm / count));
   for (std::size_t i = 0; i < want.size(); ++i) {
     if (got[i] == want[i] || std::isnan(want[i])) continue;
     const double difference = std::abs(got[i] - want[i]);
     error += difference * difference;
-    worst = std::max(worst, difference / (std::abs(want[i]) + rms));
+    worst = std::max(worst, difference / std::max(8 * limit * (std::abs(want[i]) + rms), spacing(dtype, want[i])));
   }
-  const double relative = error > 0 ? std::sqrt(error / static_cast<double>(want.size())) / rms : 0;
-  if (!(relative <= limit) || !(worst <= 8 * limit))
-    fail(what + ": relative error " + std::to_string(relative) + ", worst " + std::to_string(worst) + ", limit " +
-         std::to_string(limit));
+  const double allowed = limit * rms * std::sqrt(count) + spacing(dtype, largest);
+  char text[160];
+  std::snprintf(text, sizeof text, ": error %.3g in the norm, allowed %.3g; worst element %.3g of what is allowed",
+                std::sqrt(error), allowed, worst);
+  if (!(std::sqrt(error) <= allowed) || !(worst <= 1)) fail(what + text);
 }
 
 inline void compare_exactly(const std::string& what, const std::vector<double>& got, const std::vector<double>& want) {
@@ -232,7 +247,7 @@ void check_operation(const std::string& what, std::vector<Output> outputs, const
     if (integers) compare_exactly(name, o.tensor->device_values(), o.tensor->reference_values());
     else
       compare_numbers(name, o.tensor->device_values(), o.tensor->reference_values(), tolerance(o.tensor->dtype(), o.fp32_limit),
-                      o.scale);
+                      o.scale, o.tensor->dtype());
   }
 }
 
