@@ -51,7 +51,8 @@ def check_logits(T, H, E, dtype, wide, bias=True, logits_dtype="float32", seed=0
     wants = ((d @ w, d.abs() @ w.abs()), (d.T @ x, d.abs().T @ x.abs()), (d.sum(0), d.abs().sum(0)))
     for name, leaf, value, (want, size) in zip(("dx", "dw", "dbias"), leaves, gradients, wants, strict=False):
         assert value.dtype == leaf.dtype
-        within(value, want, size, 2**-17, name)
+        # beside a bfloat16 weight the products take dlogits rounded to it
+        within(value, want, size, 2**-9 if dtype == torch.bfloat16 and not wide and name != "dbias" else 2**-17, name)
 
 
 # ---- logits

@@ -9,6 +9,12 @@ from intarsia import losses
 
 HALF = (torch.bfloat16, torch.float16)
 
+
+def dlogits_dtype(router: torch.dtype) -> torch.dtype:
+    """float16 has no room for small gradients."""
+    return torch.float32 if router == torch.float16 else router
+
+
 # ---- how exact they are
 
 
@@ -56,7 +62,7 @@ def test_a_loss_of_the_logits_keeps_float32(dtype):
     with Calls() as calls:
         gradients(y.sum() + losses.z_loss(logits), leaves)
     seen = dict(calls.seen)
-    assert seen["route_backward"]["dlogits"].dtype == dtype
+    assert seen["route_backward"]["dlogits"].dtype == dlogits_dtype(dtype)
     assert seen["router_logits_backward"]["dlogits"].dtype == torch.float32
 
 
@@ -91,7 +97,7 @@ def test_only_softmax_needs_logits(family, dtype, router, logits_dtype, save, ke
     softmax = family == "softmax"
     assert [t.dtype for t in tensors if t.shape == (20, 6)] == [dtype] * (softmax and keeps)
     assert ("router_logits" in calls.names()) == (softmax and not keeps)
-    assert dict(calls.seen)["route_backward"]["dlogits"].dtype == arguments[1].dtype
+    assert dict(calls.seen)["route_backward"]["dlogits"].dtype == dlogits_dtype(arguments[1].dtype)
 
 
 @pytest.mark.parametrize("learns", ["x", "w_router", "b_router", "w_up", "w_down", "addend"])

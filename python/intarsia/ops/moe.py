@@ -9,6 +9,8 @@ over E (softmax) needs logits: kept where they have 16 bits (2TE bytes, for a pa
 computed again from x and w_router.
 """
 
+import torch
+
 from .define import asked_for, define, keep, kept, nothing, score_dtype, wanted
 from .layer import FORWARD_NAMES, KEPT, OPTIONS, WEIGHTS, Preactivations, expert_gradients, fake_layer, run_layer
 from .lists import fake_build_index, run_build_index
@@ -46,8 +48,13 @@ def _composed(logits_of, route_of, index_of, experts_of):
 
 
 def _backward_dtype(x, w_router):
-    """Of the logits that backward looks at, and of their gradient."""
+    """Of the logits that backward looks at."""
     return x.dtype if w_router.dtype == x.dtype else score_dtype(x.dtype)
+
+
+def _dlogits_dtype(x, w_router):
+    """float16 has no room for small gradients: dlogits below 6e-5 would lose bits."""
+    return score_dtype(x.dtype) if x.dtype == torch.float16 else _backward_dtype(x, w_router)
 
 
 def _keeps_logits(x, w_router, scores_kind, save_z):
@@ -94,12 +101,12 @@ def _dlogits(
     dscores, *, x, w_router, b_router, input_dtype, logits, scores, ids, raw_scores, scores_kind, renormalise, scale,
     backend, **_,
 ):  # fmt: skip
-    dtype = _backward_dtype(x, w_router)
     if scores_kind == "softmax" and logits is None:
-        logits = router_logits(x, w_router, b_router, input_dtype or dtype == x.dtype, backend)
+        input_dtype = input_dtype or _backward_dtype(x, w_router) == x.dtype
+        logits = router_logits(x, w_router, b_router, input_dtype, backend)
     return route_backward(
         dscores, scores, ids, raw_scores, logits, None, None, None, scores_kind, renormalise, scale, ids.shape[0],
-        w_router.shape[0], dtype, backend,
+        w_router.shape[0], _dlogits_dtype(x, w_router), backend,
     )  # fmt: skip
 
 

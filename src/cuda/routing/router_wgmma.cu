@@ -40,6 +40,12 @@ class Reason : public cuda::Reason {
   }
 };
 
+/// dlogits that products can take as they lie.
+bool taken_as_they_are(const TensorView& dlogits) {
+  return dlogits.dtype == DType::bfloat16 && dlogits.step(1) == 1 && dlogits.step(0) % kChunk == 0 &&
+         dlogits.step(0) >= dlogits.size(1) && on_chunk(dlogits.data);
+}
+
 /// The pieces of the workspace of router_logits_backward.
 struct Pieces {
   std::byte *dlogits, *w;
@@ -55,7 +61,7 @@ struct Pieces {
     const std::int64_t tokens = op.dlogits.size(0), experts = op.dlogits.size(1), hidden = op.x.size(1);
     Workspace space(memory);
     const auto take = [&](std::size_t n) { return space.take<std::byte>(static_cast<std::int64_t>(n)); };
-    dlogits = take(parts_bytes(tokens, experts, dlogits_parts));
+    dlogits = take(taken_as_they_are(op.dlogits) ? 0 : parts_bytes(tokens, experts, dlogits_parts));
     w = take(op.dx.defined() && w_parts > 1 ? parts_bytes(experts, hidden, w_parts) : 0);
     if (op.dw_router.defined()) {
       token = space.take<std::int32_t>(tokens);
@@ -135,9 +141,10 @@ void run(const RouterLogits& op, const Execution& execution) {
 
 void run(const RouterLogitsBackward& op, const Execution& execution) {
   const Pieces pieces(op, execution.workspace);
-  TensorView dlogits[kMostParts];
-  split_rows(RouterLogitsBackward::kName, op.dlogits, pieces.dlogits_parts, pieces.dlogits, dlogits, pieces.token,
-             execution.stream);
+  TensorView dlogits[kMostParts] = {op.dlogits};
+  const int parts = taken_as_they_are(op.dlogits) ? 0 : pieces.dlogits_parts;
+  if (parts > 0 || pieces.token)
+    split_rows(RouterLogitsBackward::kName, op.dlogits, parts, pieces.dlogits, dlogits, pieces.token, execution.stream);
   if (op.dx.defined()) run_dx(op, pieces, dlogits, execution.stream);
   if (op.dw_router.defined()) run_dw(op, pieces, dlogits, execution.stream);
 }
