@@ -274,8 +274,10 @@ void check_router_logits(Random& random, std::int64_t tokens, std::int64_t hidde
     outputs.push_back({&tensor, name, limit, false, false, size});
   };
   const std::vector<double> of_token = squares(dlogits, 0), ones(of_token.size(), 1.0);
-  if (absent != 0) wanted(dx, "dx", 2e-5, size_of_sums(squares(dlogits, 1), squares(w, 0), tokens * hidden));
-  if (absent != 1) wanted(dw, "dw_router", 2e-5, size_of_sums(of_token, squares(x, 0), experts * hidden));
+  // Beside a bfloat16 weight the wgmma products take dlogits rounded to it.
+  const double limit = dtype == DType::bfloat16 && w.dtype() == DType::bfloat16 ? 3e-3 : 2e-5;
+  if (absent != 0) wanted(dx, "dx", limit, size_of_sums(squares(dlogits, 1), squares(w, 0), tokens * hidden));
+  if (absent != 1) wanted(dw, "dw_router", limit, size_of_sums(of_token, squares(x, 0), experts * hidden));
   if (absent != 2) wanted(dbias, "dbias", 1e-5, size_of_sums(of_token, ones, experts));
   check_operation("router_logits_backward " + sizes + " dlogits " + to_string(dlogits.dtype()).data(), outputs,
                   [&](bool device) {
