@@ -1,8 +1,4 @@
 // Which of the three sets of kernels runs a product: wgmma (sm90), mma.sync (sm80), or plain (general), the first that can.
-#include <algorithm>
-#include <cstdlib>
-
-#include "cuda/beside.h"
 #include "cuda/cuda.h"
 #include "cuda/general/general.h"
 #include "cuda/launch.h"
@@ -72,32 +68,7 @@ std::string explain_product(const Op& op) {
   }
 }
 
-/// Multiprocessors that combine gets so that both take about as long: its bytes at what one multiprocessor moves, the products
-/// at the rate of all.
-[[maybe_unused]] int few_multiprocessors(const Combine& combine, const UpWeightBackward& weight) {
-  constexpr double kBytesPerMultiprocessor = 80e9, kFlops = 600e12;  // a second
-  const auto numel = [](const TensorView& v) { return static_cast<double>(v.numel()); };
-  const double bytes = (numel(combine.rows) + numel(combine.y) + numel(combine.addend)) * 2;
-  const double flops = 2 * numel(weight.dz) * static_cast<double>(weight.x.size(1));
-  const double few = bytes / kBytesPerMultiprocessor / (flops / kFlops);
-  if (const char* forced = std::getenv("INTARSIA_BESIDE")) return std::atoi(forced);
-  return std::clamp(static_cast<int>(few + 0.5), 1, 24);
-}
-
 }  // namespace
-
-void run_beside(const Combine& combine, const UpWeightBackward& weight, const Execution& execution) {
-#if defined(INTARSIA_SM90)
-  if (choose(weight) == Path::sm90 && few_multiprocessors(combine, weight) > 0) {
-    const DeviceGuard guard(weight.expert_offsets.device.index);
-    const int few = few_multiprocessors(combine, weight);
-    run_on_few(combine, few, execution);
-    return sm90::run_beside(weight, few, execution);
-  }
-#endif
-  cuda::run(combine, execution);
-  cuda::run(weight, execution);
-}
 
 #define INTARSIA_DEFINE(Op)                                                          \
   void run(const Op& op, const Execution& execution) { run_product(op, execution); } \

@@ -1,9 +1,8 @@
 // layer_forward and layer_backward on the GPU: the operations in the order of the memory plan, in one workspace.
 //   forward   up_forward: z, a    down_forward: rows    combine: y
-//   backward  (up_forward: z, where it was not kept)    down_backward: dz, a', ds    down_weight_backward
-//             up_backward: dx_rows    combine: dx, beside up_weight_backward    bias_backward
+//   backward  (up_forward: z, where it was not kept)    down_backward: dz, a', ds    down_weight_backward    up_weight_backward
+//             bias_backward    up_backward: dx_rows    combine: dx
 // Sorted rows need no combine: rows go straight to y, and dx_rows to dx, with zeros past the last row.
-#include "cuda/beside.h"
 #include "cuda/cuda.h"
 #include "cuda/launch.h"
 #include "cuda/zero_rows.h"
@@ -144,26 +143,14 @@ void backward_operations(const LayerBackward& op, const Workspace& space, Visit&
                              .accumulate = op.accumulate,
                              .grad_scale = op.grad_scale,
                              .dw_down = op.dw_down});
-  const UpWeightBackward up_weight{.dz = dz,
-                                   .x = op.x,
-                                   .expert_offsets = op.expert_offsets,
-                                   .row_token = op.row_token,
-                                   .accumulate = op.accumulate,
-                                   .grad_scale = op.grad_scale,
-                                   .dw_up = op.dw_up};
-  const bool sorted = !op.row_token.defined();
-  const TensorView dx_rows = sorted ? op.dx : space.matrix("dx_rows");
-  const Combine combine{.rows = dx_rows,
-                        .slot_row = op.slot_row,
-                        .token_offsets = op.token_offsets,
-                        .token_rows = op.token_rows,
-                        .addend = op.addend,
-                        .y = op.dx};
-  if (op.dx.defined()) visit(UpBackward{.dz = dz, .expert_offsets = op.expert_offsets, .w_up = op.w_up, .dx_rows = dx_rows});
-  const bool combines = op.dx.defined() && !sorted;
-  if (combines && op.dw_up.defined()) visit.beside(combine, up_weight);
-  else if (combines) visit(combine);
-  else if (op.dw_up.defined()) visit(up_weight);
+  if (op.dw_up.defined())
+    visit(UpWeightBackward{.dz = dz,
+                           .x = op.x,
+                           .expert_offsets = op.expert_offsets,
+                           .row_token = op.row_token,
+                           .accumulate = op.accumulate,
+                           .grad_scale = op.grad_scale,
+                           .dw_up = op.dw_up});
   if (op.db_up.defined() || op.db_down.defined())
     visit(BiasBackward{.dz = op.db_up.defined() ? dz : TensorView{},
                        .dy = op.db_down.defined() ? op.dy : TensorView{},
@@ -178,6 +165,17 @@ void backward_operations(const LayerBackward& op, const Workspace& space, Visit&
                        .db_up = op.db_up,
                        .db_down = op.db_down},
           space.memory("bias_sums"), space.bytes_of("bias_sums"));
+  if (!op.dx.defined()) return;
+  const bool sorted = !op.row_token.defined();
+  const TensorView dx_rows = sorted ? op.dx : space.matrix("dx_rows");
+  visit(UpBackward{.dz = dz, .expert_offsets = op.expert_offsets, .w_up = op.w_up, .dx_rows = dx_rows});
+  if (!sorted)
+    visit(Combine{.rows = dx_rows,
+                  .slot_row = op.slot_row,
+                  .token_offsets = op.token_offsets,
+                  .token_rows = op.token_rows,
+                  .addend = op.addend,
+                  .y = op.dx});
 }
 
 struct Runner {
@@ -189,7 +187,6 @@ struct Runner {
                   std::to_string(bytes));
     cuda::run(op, Execution{execution.stream, workspace, execution.workers});
   }
-  void beside(const Combine& combine, const UpWeightBackward& weight) const { run_beside(combine, weight, execution); }
 };
 
 struct Describer {
@@ -197,10 +194,6 @@ struct Describer {
   template <class Op>
   void operator()(const Op& op, std::byte* = nullptr, std::size_t = 0) {
     text += (text.empty() ? "" : "\n") + std::string(Op::kName) + ": " + cuda::explain(op);
-  }
-  void beside(const Combine& combine, const UpWeightBackward& weight) {
-    (*this)(combine);
-    (*this)(weight);
   }
 };
 

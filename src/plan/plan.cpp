@@ -138,8 +138,7 @@ class Planner {
     if (o_.bias_gradient)  // one gradient after the other, in the same place
       add("bias_sums", {BiasSlices(rows_).sums(s_.experts), std::max(z_width(), s_.hidden)}, score_dtype(),
           BufferKind::workspace, kBiasBackward, kBiasBackward);
-    // up_backward comes before up_weight_backward here, which then runs beside combine.
-    if (!s_.sorted_rows) work("dx_rows", s_.hidden, kUpWeightBackward, kCombineBackward);
+    if (!s_.sorted_rows) work("dx_rows", s_.hidden, kUpBackward, kCombineBackward);
   }
 
   void transients() {

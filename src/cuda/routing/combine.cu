@@ -4,7 +4,6 @@
 // two vectors of 16 bytes (8 columns in 16 bits) of a token and keeps eight rows in flight; vectors of 4 bytes or of one
 // element where pointers, strides or H do not allow 16 bytes. No workspace, one launch; any K, T and H. Bytes moved: rows once,
 // addend and y once, the lists once: bound by memory. Verify: intarsia-ops verify combine
-#include "cuda/beside.h"
 #include "cuda/routing/vector.cuh"
 
 namespace intarsia::cuda {
@@ -78,14 +77,13 @@ struct TokenRows {
   }
 };
 
-/// The work of thread `in_block` of block `block` of so many threads. A thread owns kVectors vectors of a token, `chunks`
-/// vectors apart: neighbouring threads read neighbouring memory.
+/// A thread owns kVectors vectors of a token, `chunks` vectors apart: neighbouring threads read neighbouring memory.
 template <class T, int kWidth, int kVectors>
-__device__ __forceinline__ void combine_vectors(const Arguments<T>& a, unsigned chunks, unsigned block, unsigned in_block) {
+__global__ void __launch_bounds__(kCombineThreads) combine_kernel(const __grid_constant__ Arguments<T> a, unsigned chunks) {
   using S = Wide<T>;
-  // token = thread / chunks, where thread = block * threads + in_block may need more than 32 bits but its parts do not
-  const unsigned thread = block % chunks * kCombineThreads + in_block;
-  const std::int64_t t = std::int64_t{block / chunks} * kCombineThreads + thread / chunks;
+  // token = thread / chunks, where thread = blockIdx * threads + threadIdx may need more than 32 bits but its parts do not
+  const unsigned thread = blockIdx.x % chunks * kCombineThreads + threadIdx.x;
+  const std::int64_t t = std::int64_t{blockIdx.x / chunks} * kCombineThreads + thread / chunks;
   const std::int64_t column = std::int64_t{thread % chunks} * kWidth, apart = std::int64_t{chunks} * kWidth;
   if (t >= a.tokens) return;
 
@@ -138,46 +136,17 @@ __device__ __forceinline__ void combine_vectors(const Arguments<T>& a, unsigned 
   }
 }
 
-template <class T, int kWidth, int kVectors>
-__global__ void __launch_bounds__(kCombineThreads) combine_kernel(const __grid_constant__ Arguments<T> a, unsigned chunks) {
-  combine_vectors<T, kWidth, kVectors>(a, chunks, blockIdx.x, threadIdx.x);
-}
-
-constexpr int kFewBlocks = 4;                             // of kCombineThreads in a block of the kernel below
-constexpr std::size_t kWholeMultiprocessor = 200 * 1024;  // shared memory that lets no other block in
-
-/// The same on few multiprocessors, one block each, while a kernel that does not depend on it starts beside it.
-template <class T, int kWidth, int kVectors>
-__global__ void __launch_bounds__(kFewBlocks* kCombineThreads, 1)
-    combine_beside_kernel(const __grid_constant__ Arguments<T> a, unsigned chunks, unsigned block_count) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");
-#endif
-  for (unsigned block = blockIdx.x * kFewBlocks + threadIdx.x / kCombineThreads; block < block_count;
-       block += gridDim.x * kFewBlocks)
-    combine_vectors<T, kWidth, kVectors>(a, chunks, block, threadIdx.x % kCombineThreads);
-}
-
 // ---- launchers
 
-/// multiprocessors: 0 for all of them, which narrow vectors and wide types always get.
 template <class T>
-void launch_combine(const Combine& op, int multiprocessors, cudaStream_t stream) {
+void launch_combine(const Combine& op, cudaStream_t stream) {
   const Arguments<T> a(op);
   dispatch_vector_width<T>(vector_width(a), [&](auto width) {
-    constexpr int kPair = width.value == 1 ? 1 : 2;
     const unsigned vectors = static_cast<unsigned>(a.hidden / width.value);
     const bool pairs = width.value > 1 && vectors % 2 == 0;
-    const unsigned chunks = pairs ? vectors / 2 : vectors, count = blocks(a.tokens * chunks, kCombineThreads);
-    if constexpr (sizeof(T) == 2 && width.value == kVectorBytes / 2) {
-      if (multiprocessors > 0) {
-        const auto few = pairs ? combine_beside_kernel<T, width.value, kPair> : combine_beside_kernel<T, width.value, 1>;
-        return launch(Combine::kName, few, static_cast<unsigned>(multiprocessors), kFewBlocks * kCombineThreads, stream,
-                      kWholeMultiprocessor, a, chunks, count);
-      }
-    }
-    const auto kernel = pairs ? combine_kernel<T, width.value, kPair> : combine_kernel<T, width.value, 1>;
-    launch(Combine::kName, kernel, count, kCombineThreads, stream, 0, a, chunks);
+    const auto kernel = pairs ? combine_kernel < T, width.value, width.value == 1 ? 1 : 2 > : combine_kernel<T, width.value, 1>;
+    const unsigned chunks = pairs ? vectors / 2 : vectors;
+    launch(Combine::kName, kernel, blocks(a.tokens * chunks, kCombineThreads), kCombineThreads, stream, 0, a, chunks);
   });
 }
 
@@ -195,13 +164,10 @@ std::string explain(const Combine& op) {
   });
 }
 
-void run(const Combine& op, const Execution& execution) { run_on_few(op, 0, execution); }
-
-void run_on_few(const Combine& op, int multiprocessors, const Execution& execution) {
+void run(const Combine& op, const Execution& execution) {
   const DeviceGuard guard(op.y.device.index);
-  dispatch_device_float(op.rows.dtype, [&](auto tag) {
-    launch_combine<typename decltype(tag)::type>(op, multiprocessors, stream_of(execution.stream));
-  });
+  dispatch_device_float(op.rows.dtype,
+                        [&](auto tag) { launch_combine<typename decltype(tag)::type>(op, stream_of(execution.stream)); });
 }
 
 }  // namespace intarsia::cuda

@@ -44,7 +44,6 @@ struct GemmArguments {
   bool store_a;
   bool accumulate;
   float grad_scale;
-  int taken;         ///< multiprocessors that the operation before has, beside which this one runs; 0: it is waited for
   float* dot_parts;  ///< (ceil(I / kRowDotColumns), R) partial sums of ds, or null
   PlainRows logits;  ///< router_logits
 };

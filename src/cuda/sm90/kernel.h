@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(kThreads, 1) gemm_kernel(const __grid_constant
     ptx::fence_barrier_init();
   }
   __syncthreads();
-  if (a.taken == 0) ptx::wait_for_predecessor();
+  ptx::wait_for_predecessor();
   if constexpr (Op::kCluster > 1) ptx::cluster_sync();
 
   const Scheduler<Op::kTileM, Op::kCluster, Op::kWeightGradient> scheduler(a.schedule);
@@ -184,8 +184,7 @@ __global__ void __launch_bounds__(kThreads, 1) gemm_kernel(const __grid_constant
     ptx::grow_registers<Op::kConsumerRegisters>();
     consume<Op, Epilogue>(a, shared, ConsumerThread{warp / 4, warp % 4, lane}, scheduler);
   }
-  if (a.taken > 0) ptx::wait_for_predecessor();  // so that both are complete when this one is
-  if constexpr (Op::kCluster > 1) {              // a peer may still arrive on this CTA's barriers
+  if constexpr (Op::kCluster > 1) {  // a peer may still arrive on this CTA's barriers
     __syncwarp();
     ptx::cluster_sync();
   }

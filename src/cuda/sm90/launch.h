@@ -34,7 +34,7 @@ void launch_gemm(const char* operation, GemmArguments<typename Op::Element>& a, 
   const std::int64_t m_tiles = Op::kWeightGradient ? static_cast<std::int64_t>(s.experts) * s.m_tiles
                                                    : most_row_tiles(s.capacity, s.experts, Op::kTileM) + s.experts;
   const std::int64_t clusters =
-      persistent_grid(operation, m_tiles * n_tiles, (device_figures(device).multiprocessors - a.taken) / Op::kCluster);
+      persistent_grid(operation, m_tiles * n_tiles, device_figures(device).multiprocessors / Op::kCluster);
   if (clusters == 0) return;
   constexpr auto kKernel = &gemm_kernel<Op, Epilogue>;
   allow_shared<kKernel>(device, kShared);

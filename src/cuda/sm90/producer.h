@@ -150,7 +150,7 @@ class Producer {
 #pragma unroll
       for (int i = 0; i < kPasses; ++i) {
         const int row = t.m * Op::kTileM + first + i * kStep;
-        tokens[i] = row < t.rows ? a_.gathered.find(t.first_row + row) : -1;
+        tokens[i] = row < t.rows ? a_.gathered.listed(t.first_row + row) : -1;  // looked at a tile later
       }
     };
     bool more = scheduler.next(following);
@@ -164,8 +164,9 @@ class Producer {
       std::uint32_t missing = 0;      // rows without a token: zeros, so that nothing of theirs is read
 #pragma unroll
       for (int i = 0; i < kPasses; ++i) {
-        source[i] = static_cast<std::uint32_t>(tokens[i] < 0 ? 0 : tokens[i]) * step;
-        if (tokens[i] < 0) missing |= 1u << i;
+        const int token = a_.gathered.existing(tokens[i]);
+        source[i] = static_cast<std::uint32_t>(token < 0 ? 0 : token) * step;
+        if (token < 0) missing |= 1u << i;
       }
       more = scheduler.next(following);
       if (more) load_tokens(following);  // a tile ahead: two dependent loads hide behind this tile's k loop
@@ -198,61 +199,32 @@ class Producer {
     }
   }
 
-  /// The tokens of the k blocks to come, over all tiles: a lane has one of its warp's 16 k in every block. They are asked for
-  /// kAhead blocks before they are needed: the latency of one load would bound every block otherwise (docs/log.md).
-  class TokensAlongK {
-   public:
-    __device__ TokensAlongK(const Producer& producer, const Scheduler<Op::kTileM, Op::kCluster, Op::kWeightGradient>& scheduler)
-        : a_(producer.a_), scheduler_(scheduler), k_(GatheredAlongK::k_of_lane(producer.warp_, producer.lane_)) {
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) ahead_[i] = load();
-    }
-    __device__ int next() {
-      const int token = ahead_[0];
-#pragma unroll
-      for (int i = 1; i < kAhead; ++i) ahead_[i - 1] = ahead_[i];
-      ahead_[kAhead - 1] = load();
-      return token;
-    }
-
-   private:
-    static constexpr int kAhead = 4;
-
-    __device__ int load() {
-      while (kb_ == blocks_) {
-        Tile tile;
-        if (!scheduler_.next(tile)) return -1;
-        rows_ = tile.rows;
-        first_row_ = tile.first_row;
-        blocks_ = k_blocks<Op>(a_, tile);
-        kb_ = 0;
-      }
-      const int k = kb_++ * kTileK + k_;
-      return k < rows_ ? a_.gathered.find(first_row_ + k) : -1;
-    }
-
-    const GemmArguments<typename Op::Element>& a_;
-    Scheduler<Op::kTileM, Op::kCluster, Op::kWeightGradient> scheduler_;
-    const int k_;
-    int kb_ = 0, blocks_ = 0, rows_ = 0, first_row_ = 0;
-    int ahead_[kAhead];
-  };
-
-  /// A thread copies its chunk of 8 k; the warp passes its tokens round.
+  /// A thread copies its chunk of 8 k; a lane keeps the token of one of its warp's 16 k and the warp passes them round.
   __device__ void gather_along_k(Scheduler<Op::kTileM, Op::kCluster, Op::kWeightGradient>& scheduler) {
+    using Element = typename Op::Element;
     using Along = GatheredAlongK;
     constexpr int kStep = Along::kStep;
     const Along mine(thread_);
     const std::uint32_t place = mine.place();
-    TokensAlongK tokens(*this, scheduler);
-    Tile tile;
-    while (scheduler.next(tile)) {
+    const auto load_token = [&](const Tile& t, int kb) {
+      const int k = kb * kTileK + Along::k_of_lane(warp_, lane_);
+      return k < t.rows ? a_.gathered.listed(t.first_row + k) : -1;
+    };
+    Tile tile, following;
+    bool more = scheduler.next(following);
+    int next = more && following.rows > 0 ? load_token(following, 0) : -1;
+    while (more) {
+      tile = following;
+      more = scheduler.next(following);
       const int column = tile.m * Op::kTileM + mine.chunk * 8;
       const bool outside = column >= a_.hidden;
-      const typename Op::Element* base = a_.gathered.data + (outside ? 0 : column);
+      const Element* base = a_.gathered.data + (outside ? 0 : column);
       const int blocks = k_blocks<Op>(a_, tile);
+      if (blocks == 0) next = more ? load_token(following, 0) : -1;
       for (int kb = 0; kb < blocks; ++kb) {
-        const int token = tokens.next();
+        // Looked at here, a block after it was asked for: a look at the load would wait for it there, at every block.
+        const int token = a_.gathered.existing(next);
+        next = kb + 1 < blocks ? load_token(tile, kb + 1) : (more ? load_token(following, 0) : -1);
         wait_empty();
         if (elected_ && warp_ == kb % 4) {  // the warps take turns: none is held up at every stage
           ptx::barrier_expect(full(), Op::kRightBytes);

@@ -24,8 +24,4 @@ INTARSIA_DECLARE(UpBackward)
 INTARSIA_DECLARE(UpWeightBackward)
 #undef INTARSIA_DECLARE
 
-/// up_weight_backward on all multiprocessors but `taken`, beside the operation before it in the stream, on which it must not
-/// depend and which lets it start.
-void run_beside(const UpWeightBackward&, int taken, const Execution&);
-
 }  // namespace intarsia::cuda::sm90

@@ -28,7 +28,6 @@ struct WeightProduct {
   bool accumulate;
   double grad_scale;
   Choice choice;
-  int taken = 0;
 };
 
 template <class Element, GemmConfig kConfig, Halves kHalves, bool kFloat, bool kTransposed>
@@ -63,7 +62,6 @@ void run_weight(const WeightProduct& p, void* stream) {
   a.n_size = static_cast<int>(p.rows.size(1) / p.halves);
   a.accumulate = p.accumulate;
   a.grad_scale = static_cast<float>(p.grad_scale);
-  a.taken = p.taken;
   const bool transposed = weight_half(p.gradient, 1, 0).in_contiguous() == p.m_is_in,
              is_float = p.gradient.weight.dtype == DType::float32;
   if (is_float) {
@@ -93,12 +91,10 @@ void run(const DownWeightBackward& op, const Execution& execution) {
               execution.stream);
 }
 
-void run(const UpWeightBackward& op, const Execution& execution) { run_beside(op, 0, execution); }
-
-void run_beside(const UpWeightBackward& op, int taken, const Execution& execution) {
+void run(const UpWeightBackward& op, const Execution& execution) {
   const int halves = op.dw_up.second.defined() || op.dw_up.gate_block > 0 ? 2 : 1;
   run_product({UpWeightBackward::kName, op.x, op.row_token, op.dz, op.expert_offsets, op.dw_up, halves, true, op.accumulate,
-               op.grad_scale, choice_of(op), taken},
+               op.grad_scale, choice_of(op)},
               execution.stream);
 }
 
