@@ -36,6 +36,7 @@ hopper_only = pytest.mark.skipif(
 FORWARD = ("up_forward", "down_forward")
 BACKWARD = ("down_backward", "down_weight_backward", "up_weight_backward", "up_backward")
 KERNELS = ("tile_256", "tile_256_pair", "tile_192_ping_pong", "tile_128_ping_pong")
+FIRST = dict.fromkeys(FORWARD + BACKWARD, "tile_256") | {"down_backward": "tile_128_ping_pong"}
 RASTERS = ("g1:b1", "g2:b1", "g5:b1", "g8:b2", "g16:b3")
 COUNTS = [257, 0, 1, 129, 400, 64, 0, 127]
 
@@ -80,13 +81,20 @@ TRANSPOSED = {"w_up_transposed": True, "w_down_transposed": True}
 # ---- every configuration
 
 
+def kernels_of(product: str, form: str, turned: bool) -> tuple[str, ...]:
+    """Those beside the first, for bfloat16, swiglu and no bias. down_forward has the scores where nothing is combined."""
+    if (turned and not product.endswith("weight_backward")) or (form == "sorted" and product == "down_forward"):
+        return ()
+    return ("tile_256_pair", "tile_192_ping_pong") if product in ("down_forward", "up_backward") else ("tile_256_pair",)
+
+
 @hopper_only
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("turned", [False, True], ids=["out in", "in out"])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_every_kernel_and_raster(kernel, form, turned, dtype, monkeypatch):
-    """explain names the forced one; results are right, and the raster changes no bit of them."""
+    """explain names the one that is launched; results are right, and the raster changes no bit of them."""
     routing = FORMS[form](COUNTS)
     layer = draw(routing, 584, 328, len(COUNTS), dtype)
     if turned:
@@ -96,7 +104,10 @@ def test_every_kernel_and_raster(kernel, form, turned, dtype, monkeypatch):
         force(monkeypatch, f"{kernel}:{raster}")
         got, said = passes(lists, layer, outputs(layer), TRANSPOSED if turned else {})
         for product in FORWARD + BACKWARD:
-            assert f"wgmma, {kernel}:{raster}" in said[product], said
+            launched = (
+                kernel if dtype == torch.bfloat16 and kernel in kernels_of(product, form, turned) else FIRST[product]
+            )
+            assert f"wgmma, {launched}:{raster}" in said[product], said
         if first is None:
             assert_near(got, oracle(routing, layer, transposed=turned), dtype)
             first = got

@@ -14,7 +14,10 @@ namespace {
 std::int64_t width_of(const DownBackward& op) { return op.z.size(1) / gate_factor(op.activation); }
 
 Choice choice_of(const DownBackward& op) {
-  return choose(Product::down_backward, {op.z.size(0), op.expert_offsets.size(0) - 1, op.dy.size(1), width_of(op)});
+  const bool common =
+      op.dy.dtype == DType::bfloat16 && op.activation == Activation::swiglu && weight_half(op.w_down, 1, 0).in_contiguous();
+  return settled(choose(Product::down_backward, {op.z.size(0), op.expert_offsets.size(0) - 1, op.dy.size(1), width_of(op)}),
+                 common, Kernel::tile_128_ping_pong, {Kernel::tile_256_pair});
 }
 
 template <class Element, GemmConfig kConfig, bool kMnMajor, class Act>

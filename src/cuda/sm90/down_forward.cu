@@ -9,8 +9,12 @@
 namespace intarsia::cuda::sm90 {
 namespace {
 
+bool plain(const DownForward& op) { return !op.b_down.defined() && !op.scores.defined(); }
+
 Choice choice_of(const DownForward& op) {
-  return choose(Product::down_forward, {op.a.size(0), op.expert_offsets.size(0) - 1, op.rows.size(1), op.a.size(1)});
+  const bool common = op.a.dtype == DType::bfloat16 && plain(op) && weight_half(op.w_down, 1, 0).in_contiguous();
+  return settled(choose(Product::down_forward, {op.a.size(0), op.expert_offsets.size(0) - 1, op.rows.size(1), op.a.size(1)}),
+                 common, Kernel::tile_256, {Kernel::tile_256_pair, Kernel::tile_192_ping_pong});
 }
 
 template <class Element, GemmConfig kConfig, bool kMnMajor, bool kPlain>
@@ -34,9 +38,8 @@ void run_down(const DownForward& op, const Execution& execution) {
   a.bias = ExpertBias<Element>(op.b_down);
 
   void* stream = execution.stream;
-  const bool plain = !op.b_down.defined() && !op.scores.defined();
   if (!weight_half(op.w_down, 1, 0).in_contiguous()) return launch_down<Element, kTile256, true, false>(op, a, stream);
-  if (!plain) return launch_down<Element, kTile256, false, false>(op, a, stream);
+  if (!plain(op)) return launch_down<Element, kTile256, false, false>(op, a, stream);
   if constexpr (kCommon<Element>) {
     if (choice.kernel == Kernel::tile_256_pair) return launch_down<Element, kTile256Pair, false, true>(op, a, stream);
     if (choice.kernel == Kernel::tile_192_ping_pong) return launch_down<Element, kTile192PingPong, false, true>(op, a, stream);

@@ -1,7 +1,9 @@
 // From an operation to a launch.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <initializer_list>
 #include <utility>
 
 #include "cuda/gemm_launch.h"
@@ -22,6 +24,13 @@ inline constexpr GemmConfig kTile128PingPong{.tile_n = 128, .ping_pong = true, .
 /// Kernels beyond the first of a product exist for bfloat16 alone.
 template <class Element>
 inline constexpr bool kCommon = std::is_same_v<Element, __nv_bfloat16>;
+
+/// The choice as it is launched: its kernel where the call is of the common kind and the product has that kernel (`others`),
+/// else the product's `first`.
+inline Choice settled(Choice choice, bool common, Kernel first, std::initializer_list<Kernel> others) {
+  if (!common || std::find(others.begin(), others.end(), choice.kernel) == others.end()) choice.kernel = first;
+  return choice;
+}
 
 template <class Op, class Epilogue>
 void launch_gemm(const char* operation, GemmArguments<typename Op::Element>& a, int n_tiles, int device, void* stream) {

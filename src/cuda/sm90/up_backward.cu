@@ -13,7 +13,10 @@ namespace {
 int halves_of(const UpBackward& op) { return op.w_up.second.defined() || op.w_up.gate_block > 0 ? 2 : 1; }
 
 Choice choice_of(const UpBackward& op) {
-  return choose(Product::up_backward, {op.dz.size(0), op.expert_offsets.size(0) - 1, op.dx_rows.size(1), op.dz.size(1) / 2});
+  const bool common = op.dz.dtype == DType::bfloat16 && weight_half(op.w_up, 1, 0).in_contiguous();
+  return settled(
+      choose(Product::up_backward, {op.dz.size(0), op.expert_offsets.size(0) - 1, op.dx_rows.size(1), op.dz.size(1) / 2}),
+      common, Kernel::tile_256, {Kernel::tile_256_pair, Kernel::tile_192_ping_pong});
 }
 
 template <class Element, GemmConfig kConfig, bool kMnMajor, Halves kHalves>

@@ -9,12 +9,15 @@
 namespace intarsia::cuda::sm90 {
 namespace {
 
-Choice choice_of(const UpForward& op) {
-  return choose(Product::up_forward, {op.a.size(0), op.expert_offsets.size(0) - 1, op.x.size(1), op.a.size(1)});
-}
-
 bool plain(const UpForward& op) {
   return !op.b_up.defined() && !(op.scores.defined() && op.score_on != ScorePlacement::output);
+}
+
+Choice choice_of(const UpForward& op) {
+  const bool common = op.x.dtype == DType::bfloat16 && plain(op) && op.activation == Activation::swiglu &&
+                      weight_half(op.w_up, 1, 0).in_contiguous();
+  return settled(choose(Product::up_forward, {op.a.size(0), op.expert_offsets.size(0) - 1, op.x.size(1), op.a.size(1)}), common,
+                 Kernel::tile_256, {Kernel::tile_256_pair});
 }
 
 template <class Element, GemmConfig kConfig, bool kMnMajor, class Act, bool kPlain>

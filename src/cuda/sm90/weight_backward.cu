@@ -10,12 +10,16 @@
 namespace intarsia::cuda::sm90 {
 namespace {
 
+Choice settled_choice(Product product, const Shape& shape, const Weights& gradient) {
+  return settled(choose(product, shape), gradient.weight.dtype == DType::bfloat16, Kernel::tile_256, {Kernel::tile_256_pair});
+}
 Choice choice_of(const DownWeightBackward& op) {
-  return choose(Product::down_weight_backward,
-                {op.a_scaled.size(0), op.expert_offsets.size(0) - 1, op.dy.size(1), op.a_scaled.size(1)});
+  return settled_choice(Product::down_weight_backward,
+                        {op.a_scaled.size(0), op.expert_offsets.size(0) - 1, op.dy.size(1), op.a_scaled.size(1)}, op.dw_down);
 }
 Choice choice_of(const UpWeightBackward& op) {
-  return choose(Product::up_weight_backward, {op.dz.size(0), op.expert_offsets.size(0) - 1, op.x.size(1), op.dz.size(1) / 2});
+  return settled_choice(Product::up_weight_backward,
+                        {op.dz.size(0), op.expert_offsets.size(0) - 1, op.x.size(1), op.dz.size(1) / 2}, op.dw_up);
 }
 
 /// Both gradients: `halves` matrices, m along `m_in` ? the weight's in axis : its out axis.
