@@ -82,7 +82,7 @@ TRANSPOSED = {"w_up_transposed": True, "w_down_transposed": True}
 
 
 def kernels_of(product: str, form: str, turned: bool) -> tuple[str, ...]:
-    """Those beside the first, for bfloat16, swiglu and no bias. down_forward has the scores where nothing is combined."""
+    """Those beside the first, for bfloat16, swiglu and no bias; sorted rows give their scores to down_forward."""
     if (turned and not product.endswith("weight_backward")) or (form == "sorted" and product == "down_forward"):
         return ()
     return ("tile_256_pair", "tile_192_ping_pong") if product in ("down_forward", "up_backward") else ("tile_256_pair",)
@@ -104,10 +104,8 @@ def test_every_kernel_and_raster(kernel, form, turned, dtype, monkeypatch):
         force(monkeypatch, f"{kernel}:{raster}")
         got, said = passes(lists, layer, outputs(layer), TRANSPOSED if turned else {})
         for product in FORWARD + BACKWARD:
-            launched = (
-                kernel if dtype == torch.bfloat16 and kernel in kernels_of(product, form, turned) else FIRST[product]
-            )
-            assert f"wgmma, {launched}:{raster}" in said[product], said
+            common = dtype == torch.bfloat16 and kernel in kernels_of(product, form, turned)
+            assert f"wgmma, {kernel if common else FIRST[product]}:{raster}" in said[product], said
         if first is None:
             assert_near(got, oracle(routing, layer, transposed=turned), dtype)
             first = got
