@@ -65,9 +65,10 @@ def moe(
     save: str = "preactivation",
     addend: Tensor | None = None,
     backend: str | None = None,
-    return_routing: bool = False,
+    return_routing: bool | str = False,
 ) -> Tensor | tuple[Tensor, Routing]:
-    """The whole layer, router included, as one autograd node: y (T, H), or (y, Routing) when `return_routing`.
+    """The whole layer, router included, as one autograd node: y (T, H), or (y, Routing) when `return_routing`, "lists"
+    for one without logits (empty), which then give their memory to the experts.
 
     What router_logits, route, build_index and moe_mlp give one after another, with their arguments and errors, in
     less time: x gets one gradient, into which both parts are summed where it is written. MoE is its module.
@@ -85,8 +86,8 @@ def moe(
     save_z = save == "preactivation" and check.requires_gradient(x, w_router, b_router, *experts)
     y, _, logits, chosen, ids, _, found, _, *lists = ops.moe_forward(
         x, w_router, b_router, expert_bias, token_mask, k, scores, groups, top_groups, renormalise, float(scale),
-        logits_dtype == "input", nan_tokens is not None, *experts, addend, activation, score_on, save_z, True,
-        backend or "automatic",
+        logits_dtype == "input", nan_tokens is not None, return_routing is True, *experts, addend, activation, score_on,
+        save_z, True, backend or "automatic",
     )  # fmt: skip
     if nan_tokens is not None:
         nan_tokens.add_(found)

@@ -174,13 +174,15 @@ class MoE(nn.Module):
         x_TH = x if flat else x.reshape(-1, self.hidden)
         mask_T = None if token_mask is None else token_mask.reshape(-1)
         addend_TH = None if addend is None else addend.reshape(-1, self.hidden)
-        y_TH, found = self._forward(x_TH, mask_T, addend_TH)
+        y_TH, found = self._forward(x_TH, mask_T, addend_TH, return_routing or "lists")
         offsets = found.lists.expert_offsets
         torch.sub(offsets[1:], offsets[:-1], out=self.last_counts)
         y = y_TH if flat else y_TH.reshape(x.shape)
         return (y, found) if return_routing else y
 
-    def _forward(self, x: Tensor, token_mask: Tensor | None, addend: Tensor | None) -> tuple[Tensor, Routing]:
+    def _forward(
+        self, x: Tensor, token_mask: Tensor | None, addend: Tensor | None, return_routing: bool | str
+    ) -> tuple[Tensor, Routing]:
         """On tokens (T, H)."""
         if self.shared is not None or addend is not None:
             (x,) = check.autocast(x)
@@ -198,7 +200,8 @@ class MoE(nn.Module):
             return F.moe_mlp(x, found.lists, None, self.w_up, self.w_down, **experts), found
         return F.moe(
             x, self.w_router, self.experts_per_token, self.w_up, self.w_down, b_router=self.b_router,
-            logits_dtype=self.logits_dtype, token_mask=token_mask, return_routing=True, **self._choice(), **experts,
+            logits_dtype=self.logits_dtype, token_mask=token_mask, return_routing=return_routing, **self._choice(),
+            **experts,
         )  # fmt: skip
 
     def _rounds(self) -> bool:

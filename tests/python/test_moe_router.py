@@ -108,3 +108,16 @@ def test_logits_are_kept_for_the_router_alone(learns):
         value.requires_grad_(name == learns)
     _, tensors = held(lambda: intarsia.moe(*arguments, **keywords))
     assert any(t.shape == (20, 6) for t in tensors) == (learns in ("x", "w_router", "b_router"))
+
+
+@pytest.mark.parametrize("logits_dtype", ["float32", "input"])
+def test_lists_alone_leave_the_logits_out(logits_dtype):
+    """return_routing="lists": the same y, gradients and lists, and no logits beside them."""
+    arguments, keywords, leaves = problem(dtype=torch.bfloat16)
+    y, routing = intarsia.moe(*arguments, return_routing="lists", logits_dtype=logits_dtype, **keywords)
+    want, full = intarsia.moe(*arguments, return_routing=True, logits_dtype=logits_dtype, **keywords)
+    assert routing.logits.numel() == 0
+    assert full.logits.shape == (20, 6)
+    assert torch.equal(y, want)
+    assert torch.equal(routing.ids, full.ids)
+    assert all(torch.equal(a, b) for a, b in zip(gradients(y, leaves), gradients(want, leaves), strict=True))

@@ -20,7 +20,7 @@ _EXPERTS = FORWARD_NAMES[FORWARD_NAMES.index("w_up") :]  # weights to backend, a
 _ROUTER = ("x", "w_router", "b_router")
 NAMES = (
     *_ROUTER, "expert_bias", "token_mask", "k", "scores_kind", "groups", "top_groups", "renormalise", "scale",
-    "input_dtype", "count_nan_tokens", *_EXPERTS,
+    "input_dtype", "count_nan_tokens", "return_logits", *_EXPERTS,
 )  # fmt: skip
 _TENSORS = (*_ROUTER, "expert_bias", "token_mask", "w_up", "w_up_second", "w_down", "b_up", "b_down", "addend")
 _LISTS = ("expert_offsets", "row_token", "row_slot", "slot_row")
@@ -32,16 +32,18 @@ def _composed(logits_of, route_of, index_of, experts_of):
     """The operator of its four steps: their kernels, or their fakes."""
 
     def forward(x, w_router, b_router, expert_bias, token_mask, k, *rest):
-        *choice, input_dtype, count_nan_tokens = rest[:7]
-        experts, (save_z, _, backend) = rest[7:], rest[-3:]
+        *choice, input_dtype, count_nan_tokens, return_logits = rest[:8]
+        experts, (save_z, _, backend) = rest[8:], rest[-3:]
         logits = logits_of(x, w_router, b_router, input_dtype, backend)
         scores, ids, raw_scores, nan_tokens = route_of(
             logits, expert_bias, token_mask, k, *choice, count_nan_tokens, backend
         )
+        rounded = _keeps_logits(x, w_router, choice[0], save_z) and not (return_logits and logits.dtype == x.dtype)
+        rounded_logits = logits.to(x.dtype) if rounded else nothing(x)
+        if not return_logits:  # they need not live beside the experts' memory
+            logits = nothing(x)
         lists = index_of(ids, None, w_router.shape[0], backend)
         y, z = experts_of(x, *lists, None, None, scores, *experts)
-        rounded = _keeps_logits(x, w_router, choice[0], save_z) and logits.dtype != x.dtype
-        rounded_logits = logits.to(x.dtype) if rounded else nothing(x)
         return y, z, logits, scores, ids, raw_scores, nan_tokens, rounded_logits, *lists
 
     return forward
@@ -73,7 +75,8 @@ def _setup(ctx, inputs, output):
     values["raw_scores"] = wanted(values["scores_kind"] == "sigmoid_group", raw_scores)
     x, w_router = inputs[:2]
     keeps_logits = any(ctx.needs_input_grad[:3]) and _keeps_logits(x, w_router, values["scores_kind"], values["save_z"])
-    values["logits"] = wanted(keeps_logits, logits if logits.dtype == x.dtype else rounded_logits)
+    returned = values["return_logits"] and logits.dtype == x.dtype
+    values["logits"] = wanted(keeps_logits, logits if returned else rounded_logits)
     keep(ctx, values, _KEPT, _OPTIONS)
 
 
@@ -119,8 +122,9 @@ def _sum(a, b):
 moe_forward = define(
     "moe_forward(Tensor x, Tensor w_router, Tensor? b_router, Tensor? expert_bias, Tensor? token_mask, int k, "
     "str scores_kind, int groups, int top_groups, bool renormalise, float scale, bool input_dtype, "
-    f"bool count_nan_tokens, {WEIGHTS}, Tensor? addend, str activation, str score_on, bool save_z, bool overwrite_z, "
-    "str backend) -> (Tensor y, Tensor z, Tensor logits, Tensor scores, Tensor ids, Tensor raw_scores, "
+    f"bool count_nan_tokens, bool return_logits, {WEIGHTS}, Tensor? addend, str activation, str score_on, "
+    "bool save_z, bool overwrite_z, str backend) -> "
+    "(Tensor y, Tensor z, Tensor logits, Tensor scores, Tensor ids, Tensor raw_scores, "
     "Tensor nan_tokens, Tensor rounded_logits, Tensor expert_offsets, Tensor row_token, Tensor row_slot, "
     "Tensor slot_row)",
     _composed(run_logits, run_route, run_build_index, run_layer),
