@@ -55,8 +55,7 @@ RouterLogitsBackward backward(Tensors& t, const Router& r, DType dtype) {
                           .x = t.normal(dtype, {r.tokens, r.hidden}, 1, r.x_layout),
                           .w_router = t.normal(parameter_dtype(r, dtype), {r.experts, r.hidden}, 1, r.w_layout),
                           .add_to_dx = r.add_to_dx};
-  if (r.dx)
-    op.dx = r.add_to_dx ? t.normal(dtype, {r.tokens, r.hidden}, 1, layout) : t.out(dtype, {r.tokens, r.hidden}, layout);
+  if (r.dx) op.dx = r.add_to_dx ? t.normal(dtype, {r.tokens, r.hidden}, 1, layout) : t.out(dtype, {r.tokens, r.hidden}, layout);
   if (r.dw_router) op.dw_router = t.out(parameter_dtype(r, dtype), {r.experts, r.hidden}, layout);
   if (r.dbias) op.dbias = t.out(parameter_dtype(r, dtype), {r.experts});
   return op;

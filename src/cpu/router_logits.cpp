@@ -220,8 +220,7 @@ void run(const RouterLogits& op, const Execution& execution) {
 void run(const RouterLogitsBackward& op, const Execution& execution) {
   Workspace workspace(execution.workspace);
   const BackwardScratch s(workspace, op, execution.workers);
-  if (op.dx.defined())
-    multiply_rows(s.tiles, execution.workers, op.dlogits, op.w_router, false, nullptr, op.add_to_dx, op.dx);
+  if (op.dx.defined()) multiply_rows(s.tiles, execution.workers, op.dlogits, op.w_router, false, nullptr, op.add_to_dx, op.dx);
   if (op.dw_router.defined()) weight_backward(op, s, execution.workers);
   if (op.dbias.defined()) bias_backward(op, s, execution.workers);
 }
