@@ -34,7 +34,7 @@ __device__ __forceinline__ void barrier_arrive(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 /// The same barrier in another CTA of the cluster. Not the .release.cluster form: ptxas puts memory barriers before each of
-/// those, which cost a quarter of the rate (docs/kernels.md).
+/// those (docs/kernels.md, pitfalls).
 __device__ __forceinline__ void barrier_arrive_remote(std::uint32_t barrier, std::uint32_t cta) {
   asm volatile(
       "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::
