@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <mutex>
 #include <new>
 
@@ -118,6 +119,9 @@ void StreamAllocator::deallocate(void* pointer, std::size_t) noexcept try {
 }
 
 std::string device_problem(int index) {
+  static std::array<std::atomic<bool>, kMaxDevices> usable;  // what was found once: every operation asks
+  const bool possible = index >= 0 && index < kMaxDevices;
+  if (possible && usable[static_cast<std::size_t>(index)].load(std::memory_order_relaxed)) return "";
   int count = 0;
   if (const cudaError_t status = cudaGetDeviceCount(&count); status != cudaSuccess) {
     cudaGetLastError();  // a machine without a driver must not leave an error behind for the next call
@@ -129,6 +133,7 @@ std::string device_problem(int index) {
   if (f.major < 8)
     return "compute capability " + std::to_string(f.major) + "." + std::to_string(f.minor) +
            " is below 8.0 (Ampere), the oldest supported";
+  usable[static_cast<std::size_t>(index)].store(true, std::memory_order_relaxed);
   return "";
 }
 
