@@ -4,10 +4,7 @@ ours, NaN, masks, bad ids, bad lists, refusals.
 
 import pytest
 import torch
-from layers import GATED, PLAIN, Spec, assert_close, draw_inputs, expected, magnitudes, results
-
-import intarsia
-from gpu import (
+from gpu_device import (
     DEVICE,
     FORMS,
     MARKS,
@@ -24,7 +21,10 @@ from gpu import (
     random_ids,
     run,
 )  # fmt: skip
-from gpu import generator as seeded
+from gpu_device import generator as seeded
+from layers import GATED, PLAIN, Spec, assert_close, draw_inputs, expected, magnitudes, results
+
+import intarsia
 from intarsia import _core
 from intarsia.errors import InvalidArgument, Unsupported
 

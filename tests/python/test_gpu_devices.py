@@ -12,9 +12,9 @@ import threading
 
 import pytest
 import torch
+from gpu_device import MARKS, by_ids, cuda_only, draw, forward_fields, generator, random_ids
 
 import intarsia
-from gpu import MARKS, by_ids, cuda_only, draw, forward_fields, generator, random_ids
 from intarsia import _c, _core
 
 pytestmark = [*MARKS, cuda_only]

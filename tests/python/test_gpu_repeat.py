@@ -6,9 +6,9 @@ import threading
 
 import pytest
 import torch
+from gpu_device import DEVICE, MARKS, by_ids, check, cuda_only, draw, generator, normal, oracle, random_ids, run
 
 import intarsia
-from gpu import DEVICE, MARKS, by_ids, check, cuda_only, draw, generator, normal, oracle, random_ids, run
 from intarsia import losses
 from intarsia.errors import Error
 

@@ -4,10 +4,10 @@ same device, and the CPU backend on the same inputs.
 
 import pytest
 import torch
+from gpu_device import DEVICE, MARKS, Guard, generator, normal
 from torch import Tensor
 
 import intarsia
-from gpu import DEVICE, MARKS, Guard, generator, normal
 from intarsia import _core, losses, reference
 from intarsia.errors import InvalidArgument
 

@@ -4,10 +4,23 @@ than 2^31 elements; in all three forms of the lists.
 
 import pytest
 import torch
+from gpu_device import (
+    DEVICE,
+    FORMS,
+    MARKS,
+    assert_near,
+    by_ids,
+    check,
+    cuda_only,
+    draw,
+    normal,
+    oracle,
+    random_ids,
+    slots,
+)
+from gpu_device import generator as seeded
 
 import intarsia
-from gpu import DEVICE, FORMS, MARKS, assert_near, by_ids, check, cuda_only, draw, normal, oracle, random_ids, slots
-from gpu import generator as seeded
 
 pytestmark = MARKS
 

@@ -6,8 +6,7 @@ import re
 
 import pytest
 import torch
-
-from gpu import (
+from gpu_device import (
     DEVICE,
     FORMS,
     MARKS,
@@ -23,6 +22,7 @@ from gpu import (
     oracle,
     random_ids,
 )  # fmt: skip
+
 from intarsia import _core
 from intarsia.errors import InvalidArgument
 
