@@ -47,10 +47,10 @@ def layer_arguments(grad=True, save_z=True, biases=False, rounded=False, second=
     )  # fmt: skip
 
 
-def moe_arguments(options, grad=True, save_z=True, biases=False):
+def moe_arguments(options, grad=True, save_z=True, biases=False, return_logits=True):
     weights = layer_arguments(grad, save_z, biases)[8:]
     b_router = rand(E, grad=grad) if biases else None
-    return (rand(T, H, grad=grad), rand(E, H, grad=grad), b_router, *options, False, False, *weights)
+    return (rand(T, H, grad=grad), rand(E, H, grad=grad), b_router, *options, False, False, return_logits, *weights)
 
 
 def layer_backward_arguments():
@@ -76,6 +76,7 @@ def cases():
         yield "route", lambda o=options: (rand(T, E), *o, True, AUTO)
         yield "moe_forward", lambda o=options: moe_arguments(o, biases=True)
     yield "moe_forward", lambda: moe_arguments(options, save_z=False)
+    yield "moe_forward", lambda: moe_arguments(options, return_logits=False)
     yield "moe_forward", lambda: moe_arguments(options, grad=False, save_z=False)
     yield "route_backward", lambda: (
         rand(T, K, grad=False), scores, ids, None, rand(T, E, grad=False), None, None, None, "softmax", True, 1.0, T,

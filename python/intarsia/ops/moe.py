@@ -66,7 +66,8 @@ def _keeps_logits(x, w_router, scores_kind, save_z):
 def _setup(ctx, inputs, output):
     values = dict(zip(NAMES, inputs, strict=True))
     _, z, logits, scores, ids, raw_scores, nan_tokens, rounded_logits, *lists = output
-    ctx.mark_non_differentiable(z, ids, raw_scores, nan_tokens, rounded_logits, *lists)
+    without = () if values["return_logits"] else (logits,)
+    ctx.mark_non_differentiable(z, *without, ids, raw_scores, nan_tokens, rounded_logits, *lists)
     ctx.set_materialize_grads(False)
     ctx.edges = [name for name in _TENSORS if values[name] is not None]  # in the order of ctx.next_functions
     ctx.z_state = Preactivations("moe", values["overwrite_z"])
