@@ -26,7 +26,8 @@ class Reason {
          std::string(kernels_) + " kernels take bfloat16 and float16, not " + std::string(to_string(v.dtype)));
   }
   void chunks(const char* letter, std::int64_t size) {
-    need(size % kChunk == 0, std::string(letter) + " = " + std::to_string(size) + " is not a multiple of 8");
+    need(size > 0 && size % kChunk == 0,
+         std::string(letter) + " = " + std::to_string(size) + " is not a multiple of 8 above 0");
   }
   void rows(const char* name, const TensorView& v) {
     if (!v.defined() || v.numel() == 0) return;

@@ -96,7 +96,7 @@ void tune_layer(const Shape& shape, int rounds, const std::string& only) {
 
 int main(int count, char** arguments) {
   using namespace intarsia::check;
-  int rounds = 3;
+  int rounds = 3, tuned = 0;
   std::string only;
   for (int i = 1; i < count; ++i) {
     const std::string word = arguments[i];
@@ -104,6 +104,9 @@ int main(int count, char** arguments) {
     else if (word == "--op" && i + 1 < count) only = arguments[++i];
     else
       for (const Shape& shape : kShapes)
-        if (word == shape.name || word == "all") tune_layer(shape, rounds, only);
+        if (word == shape.name || word == "all") tune_layer(shape, rounds, only), ++tuned;
   }
+  if (tuned > 0 && (only.empty() || kChoices.contains(only))) return 0;
+  std::printf("gemm_tune [--rounds N] [--op NAME] SHAPE...: a shape of bench/gpu.py, or all, and a product's name\n");
+  return 2;
 }

@@ -35,7 +35,7 @@ hopper_only = pytest.mark.skipif(
 
 FORWARD = ("up_forward", "down_forward")
 BACKWARD = ("down_backward", "down_weight_backward", "up_weight_backward", "up_backward")
-KERNELS = ("tile_256", "tile_256_pair", "tile_192_ping_pong", "tile_128_ping_pong")
+KERNELS = ("tile_256", "tile_256_pair", "tile_192_ping_pong", "tile_128_ping_pong", "tile_128")
 FIRST = dict.fromkeys(FORWARD + BACKWARD, "tile_256") | {"down_backward": "tile_128_ping_pong"}
 RASTERS = ("g1:b1", "g2:b1", "g5:b1", "g8:b2", "g16:b3")
 COUNTS = [257, 0, 1, 129, 400, 64, 0, 127]

@@ -1,11 +1,11 @@
 // router_logits: logits = x w_router^T + bias.   x (T, H), w_router (E, H), bias (E), logits (T, E).
 // router_logits_backward: dx = dlogits w_router, dw_router = dlogits^T x, dbias = column sums of dlogits.
-// On Hopper bfloat16 x runs on wgmma (router_wgmma.h). Elsewhere products are on the tensor cores by mma.sync (mma_product.cuh)
-// for bfloat16 and float16 x, fp32 weights and gradients included; plain FMAs for float32 and float64 (product.cuh). fp32
-// accumulation. k is cut into slices by the shapes alone where tiles are few (T for dw_router), partial sums added in order:
-// the same bits every run. Any T, H, E and strides. One launch a product, one more where k is cut. Workspace: the partial sums.
-// Bytes moved: x, w_router and logits once; the products are bound by x (2 T H bytes) for E up to about 200.
-// Verify: intarsia-ops verify router_logits, intarsia-ops verify router_logits_backward
+// On Hopper bfloat16 x, and float16 logits of a float16 weight, run on wgmma (router_wgmma.h). Elsewhere products are on the
+// tensor cores by mma.sync (mma_product.cuh) for bfloat16 and float16 x, fp32 weights and gradients included; plain FMAs for
+// float32 and float64 (product.cuh). fp32 accumulation. k is cut into slices by the shapes alone where tiles are few (T for
+// dw_router), partial sums added in order: the same bits every run. Any T, H, E and strides. One launch a product, one more
+// where k is cut. Workspace: the partial sums. Bytes moved: x, w_router and logits once; the products are bound by x (2 T H
+// bytes) for E up to about 200. Verify: intarsia-ops verify router_logits, intarsia-ops verify router_logits_backward
 #include "cuda/routing/mma_product.cuh"
 #include "cuda/routing/router_parts.h"
 #include "cuda/routing/router_wgmma.h"

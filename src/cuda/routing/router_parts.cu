@@ -30,7 +30,11 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
       const float4 v = *reinterpret_cast<const float4*>(static_cast<const float*>(from.data) + r * from.row_step + c);
       value[0] = v.x, value[1] = v.y, value[2] = v.z, value[3] = v.w;
     } else {
-      for (int i = 0; i < kLaneColumns; ++i) value[i] = c + i < columns ? from.template load<float>(r, c + i) : 0.0f;
+      for (int i = 0; i < kLaneColumns; ++i) {
+        const double wide = c + i < columns ? from.template load<double>(r, c + i) : 0.0;
+        any = any || wide != 0.0;  // of a double too small for a float as well
+        value[i] = static_cast<float>(wide);
+      }
     }
     for (int i = 0; i < kLaneColumns; ++i) any = any || value[i] != 0.0f;
     for (int p = 0; p < to.count; ++p) {

@@ -25,11 +25,11 @@ int parts_of(const TensorView& v, int parts) { return v.dtype == DType::float32 
 
 class Reason : public cuda::Reason {
  public:
-  explicit Reason(const TensorView& x) : cuda::Reason("wgmma") {
+  Reason(const TensorView& x, std::int64_t experts) : cuda::Reason("wgmma") {
     const DeviceFigures& d = device_figures(x.device.index);
     need(d.major == 9,
          "they need compute capability 9.0, this device has " + std::to_string(d.major) + "." + std::to_string(d.minor));
-    need(x.size(0) > 0, "there are no tokens");
+    need(x.size(0) > 0 && experts > 0, "there are no tokens or no experts");
     chunks("H", x.size(1));
     rows("x", x);
   }
@@ -108,7 +108,7 @@ void run_dw(const RouterLogitsBackward& op, const Pieces& pieces, const TensorVi
 }  // namespace
 
 bool supports(const RouterLogits& op, std::string* why_not) {
-  Reason r(op.x);
+  Reason r(op.x, op.w_router.size(0));
   r.need(op.x.dtype == DType::bfloat16 || (op.x.dtype == DType::float16 && op.w_router.dtype == op.x.dtype),
          "they take bfloat16 x, or float16 x and w_router");
   if (op.w_router.dtype != DType::float32) r.rows("w_router", op.w_router);
@@ -117,7 +117,7 @@ bool supports(const RouterLogits& op, std::string* why_not) {
 }
 
 bool supports(const RouterLogitsBackward& op, std::string* why_not) {
-  Reason r(op.x);
+  Reason r(op.x, op.w_router.size(0));
   r.need(op.x.dtype == DType::bfloat16, "they take bfloat16 x");
   r.need(op.dx.defined() || op.dw_router.defined(), "neither dx nor dw_router is asked for");
   r.rows("dx", op.dx);

@@ -14,7 +14,8 @@ namespace {
 
 constexpr std::array<std::string_view, 6> kProducts = {"up_forward",           "down_forward", "down_backward",
                                                        "down_weight_backward", "up_backward",  "up_weight_backward"};
-constexpr std::array<std::string_view, 4> kKernels = {"tile_256", "tile_256_pair", "tile_192_ping_pong", "tile_128_ping_pong"};
+constexpr std::array<std::string_view, 5> kKernels = {"tile_256", "tile_256_pair", "tile_192_ping_pong", "tile_128_ping_pong",
+                                                      "tile_128"};
 
 // Raster numbers are multiplied by numbers of tiles, in int: groups by those of n, bands by up to 2^24 of m.
 constexpr int kMostGroup = 4096, kMostBands = 64;
@@ -74,7 +75,8 @@ std::int64_t computed(std::int64_t columns, std::int64_t tile) { return (columns
 /// 192 columns a tile waste less of the last one, by more than the larger tile gains.
 bool fits_192(std::int64_t columns) { return 100 * computed(columns, 256) > 104 * computed(columns, 192); }
 
-/// From measurements on an H200 of all 17 shapes of bench/gpu.py (tests/cuda/gemm_tune.cu, docs/log.md).
+/// From measurements on an H200 of all 17 shapes of bench/gpu.py (tests/cuda/gemm_tune.cu, docs/log.md), taken before the
+/// gathers became faster.
 Choice rule(Product product, const Shape& s) {
   const bool many_experts = s.experts >= 512;
   switch (product) {

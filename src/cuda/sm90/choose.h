@@ -10,13 +10,14 @@ namespace intarsia::cuda::sm90 {
 
 enum class Product { up_forward, down_forward, down_backward, down_weight_backward, up_backward, up_weight_backward };
 
-/// Kernels that exist for the common case of each product; the others (bias, scores inside, activations chosen at run time,
-/// transposed weights) exist in the first tile of each list only.
+/// Kernels that exist for the common case of some product; bias, scores inside, activations chosen at run time, transposed
+/// weights and float16 have each product's first kernel only.
 enum class Kernel {
   tile_256,            ///< 128 x 256, four stages
   tile_256_pair,       ///< 128 x 256, a pair of CTAs shares the right operand
   tile_192_ping_pong,  ///< 128 x 192, two tiles in turn, pair
-  tile_128_ping_pong   ///< 128 x 128, two tiles in turn
+  tile_128_ping_pong,  ///< 128 x 128, two tiles in turn
+  tile_128             ///< 128 x 128, half a tile each
 };
 
 struct Shape {

@@ -12,8 +12,6 @@ struct GemmConfig {
   int store_tiles = 2;     ///< 64 x 64 staging tiles of a warpgroup for its stores
   int store_round = 1;     ///< of them, how many are written between two barriers
   int z_slots = 2;         ///< down_backward: ring of z chunks of a warpgroup (a chunk is a gate and an up tile)
-
-  friend constexpr bool operator==(const GemmConfig&, const GemmConfig&) = default;
 };
 
 /// What one launch adds: how tiles follow one another. Never changes a result.

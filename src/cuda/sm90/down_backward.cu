@@ -14,10 +14,11 @@ namespace {
 std::int64_t width_of(const DownBackward& op) { return op.z.size(1) / gate_factor(op.activation); }
 
 Choice choice_of(const DownBackward& op) {
+  const Kernel first = op.activation == Activation::clamped_swiglu ? Kernel::tile_128 : Kernel::tile_128_ping_pong;
   const bool common =
       op.dy.dtype == DType::bfloat16 && op.activation == Activation::swiglu && weight_half(op.w_down, 1, 0).in_contiguous();
   return settled(choose(Product::down_backward, {op.z.size(0), op.expert_offsets.size(0) - 1, op.dy.size(1), width_of(op)}),
-                 common, Kernel::tile_128_ping_pong, {Kernel::tile_256_pair});
+                 common, first, {Kernel::tile_256_pair});
 }
 
 template <class Element, GemmConfig kConfig, bool kMnMajor, class Act>
@@ -34,10 +35,9 @@ void run_down(const DownBackward& op, const Execution& execution) {
   const std::int64_t width = width_of(op);
   auto a = gemm_arguments<Element>(op.expert_offsets, op.z.size(0), choice.raster);
   a.gathered = SourceRows<Element>(op.dy, op.row_token);
-  a.hidden = a.k_size = static_cast<int>(op.dy.size(1));
+  a.k_size = static_cast<int>(op.dy.size(1));
   a.n_size = static_cast<int>(width);
   a.scores = ScoreOfRow<float>(op.scores, op.row_slot);
-  a.activation = op.activation;
   a.store_a = op.a_scaled.defined();
   if (a.store_a) a.store[2] = rows_map(op.a_scaled, 0, width);
   for (int half = 0; half < gate_factor(op.activation); ++half) {
@@ -52,7 +52,8 @@ void run_down(const DownBackward& op, const Execution& execution) {
     using Act = decltype(act);
     if constexpr (std::is_same_v<Act, Swiglu>) {
       if (!n_contiguous) return launch_down<Element, kTile128PingPong, false, Act>(op, a, stream);
-      if (choice.kernel == Kernel::tile_256_pair) return launch_down<Element, kTile256ThreePair, true, Act>(op, a, stream);
+      if constexpr (kCommon<Element>)
+        if (choice.kernel == Kernel::tile_256_pair) return launch_down<Element, kTile256ThreePair, true, Act>(op, a, stream);
     }
     // Clamping takes more registers than two tiles in turn leave: half a tile each.
     constexpr GemmConfig kConfig = std::is_same_v<Act, ClampedSwiglu> ? kTile128 : kTile128PingPong;

@@ -1,7 +1,7 @@
 // The router's products as operations of one expert: logits = x w^T is a rows operation with all tokens, dx = dlogits w
 // another, dw = dlogits^T x a weight operation whose "experts" are slices of the tokens, so that there is work for every
 // SM; the slices' sums are added in order afterwards.
-// Bytes: x once (2 T H) for logits and dw, dx once; E up to about 200 is bound by them.
+// Bytes: 2 T H read for logits and for dw, 2 T H written for dx; they bound the products for E up to about 200.
 // Verify: routing_check --only router_logits
 #include "cuda/sm90/router.h"
 

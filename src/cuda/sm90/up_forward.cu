@@ -41,7 +41,7 @@ void run_up(const UpForward& op, const Execution& execution) {
   const std::int64_t width = op.a.size(1);
   auto a = gemm_arguments<Element>(op.expert_offsets, op.a.size(0), choice.raster);
   a.gathered = SourceRows<Element>(op.x, op.row_token);
-  a.hidden = a.k_size = static_cast<int>(op.x.size(1));
+  a.k_size = static_cast<int>(op.x.size(1));
   a.n_size = static_cast<int>(width);
   a.scores = ScoreOfRow<float>(op.scores, op.row_slot);
   a.score_on = op.score_on;

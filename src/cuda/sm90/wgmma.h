@@ -26,7 +26,6 @@ namespace intarsia::cuda::sm90 {
                LEFT ", %" RIGHT ";\n}"                                                                                    \
                : __VA_ARGS__                                                                                              \
                : "l"(a), "l"(b), "r"(add), "n"(static_cast<int>(kLeftMnMajor)), "n"(static_cast<int>(kRightMnMajor)))
-#define INTARSIA_WGMMA_64(TYPE) INTARSIA_WGMMA(TYPE, "64", INTARSIA_NAMES_0, "32", "33", "34", "35", "36", INTARSIA_REGISTERS_0)
 #define INTARSIA_WGMMA_128(TYPE) \
   INTARSIA_WGMMA(TYPE, "128", INTARSIA_NAMES_0 ", " INTARSIA_NAMES_1, "64", "65", "66", "67", "68", INTARSIA_REGISTERS_0, INTARSIA_REGISTERS_1)
 #define INTARSIA_WGMMA_192(TYPE)                                                                                   \
@@ -40,15 +39,13 @@ namespace intarsia::cuda::sm90 {
 /// d += a b, or d = a b when `add` is 0.
 template <class Element, int kN, bool kLeftMnMajor, bool kRightMnMajor>
 __device__ __forceinline__ void wgmma(float (&d)[kN / 2], std::uint64_t a, std::uint64_t b, int add) {
-  static_assert(kN == 64 || kN == 128 || kN == 192 || kN == 256);
+  static_assert(kN == 128 || kN == 192 || kN == 256);
   if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
-    if constexpr (kN == 64) INTARSIA_WGMMA_64("bf16");
     if constexpr (kN == 128) INTARSIA_WGMMA_128("bf16");
     if constexpr (kN == 192) INTARSIA_WGMMA_192("bf16");
     if constexpr (kN == 256) INTARSIA_WGMMA_256("bf16");
   } else {
     static_assert(std::is_same_v<Element, __half>);
-    if constexpr (kN == 64) INTARSIA_WGMMA_64("f16");
     if constexpr (kN == 128) INTARSIA_WGMMA_128("f16");
     if constexpr (kN == 192) INTARSIA_WGMMA_192("f16");
     if constexpr (kN == 256) INTARSIA_WGMMA_256("f16");
@@ -64,7 +61,6 @@ __device__ __forceinline__ void wgmma(float (&d)[kN / 2], std::uint64_t a, std::
 #undef INTARSIA_REGISTERS_2
 #undef INTARSIA_REGISTERS_3
 #undef INTARSIA_WGMMA
-#undef INTARSIA_WGMMA_64
 #undef INTARSIA_WGMMA_128
 #undef INTARSIA_WGMMA_192
 #undef INTARSIA_WGMMA_256
