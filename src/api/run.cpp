@@ -94,21 +94,21 @@ Choice choose(const Survey& s, Backend wanted) {
 }
 
 /// One block from the caller's allocator, counted where a counter is given, and given back on every path.
-class Workspace {
+class WorkspaceBlock {
  public:
-  Workspace(Allocator& allocator, std::size_t bytes, MemoryCounter* counter = nullptr)
+  WorkspaceBlock(Allocator& allocator, std::size_t bytes, MemoryCounter* counter = nullptr)
       : allocator_(allocator), bytes_(bytes), counter_(counter) {
     if (bytes_ == 0) return;
     pointer_ = allocator_.allocate(bytes_);
     if (counter_) counter_->add(bytes_);
   }
-  ~Workspace() {
+  ~WorkspaceBlock() {
     if (!pointer_) return;
     allocator_.deallocate(pointer_, bytes_);
     if (counter_) counter_->remove(bytes_);
   }
-  Workspace(const Workspace&) = delete;
-  Workspace& operator=(const Workspace&) = delete;
+  WorkspaceBlock(const WorkspaceBlock&) = delete;
+  WorkspaceBlock& operator=(const WorkspaceBlock&) = delete;
   std::byte* get() const { return static_cast<std::byte*>(pointer_); }
 
  private:
@@ -175,7 +175,7 @@ Checked checked(const Op& op, const Context& context) {
 template <class Op>
 void run_on_host(const Op& op, Backend backend, const Context& context) {
   const int workers = max_workers();
-  const Workspace workspace(context.allocator ? *context.allocator : host_allocator(), bytes_for(op, backend, workers));
+  const WorkspaceBlock workspace(context.allocator ? *context.allocator : host_allocator(), bytes_for(op, backend, workers));
   const Execution execution{nullptr, workspace.get(), workers};
   if (backend == Backend::cpu) cpu::run(op, execution);
   else reference::run(op, execution);
@@ -185,8 +185,8 @@ void run_on_host(const Op& op, Backend backend, const Context& context) {
 template <class Op>
 void run_on_cuda(const Op& op, int device, const Context& context) {
   cuda::StreamAllocator on_stream(device, context.stream);
-  const Workspace workspace(context.allocator ? *context.allocator : on_stream, cuda::workspace_bytes(op),
-                            &device_workspaces());
+  const WorkspaceBlock workspace(context.allocator ? *context.allocator : on_stream, cuda::workspace_bytes(op),
+                                 &device_workspaces());
   cuda::run(op, {context.stream, workspace.get(), 1});
 }
 #endif

@@ -10,9 +10,10 @@
 #include "base/parallel.h"
 #include "cpu/blocks.h"
 #include "cpu/cpu.h"
-#include "cpu/layer_workspace.h"
 #include "cpu/token_chunks.h"
 #include "cpu/weight_gradient.h"
+#include "plan/blocking.h"
+#include "plan/layer_workspace.h"
 
 namespace intarsia::cpu {
 namespace {
@@ -30,8 +31,9 @@ class Backward {
       : op_(op),
         execution_(execution),
         shape_(layer_shape(op)),
+        blocking_(cpu_blocking(shape_)),
         space_(shape_, options(op, execution.workers), true, execution.workspace),
-        segments_(reinterpret_cast<std::int32_t*>(space_.memory("segments")), op.expert_offsets, space_.blocking().block_rows),
+        segments_(reinterpret_cast<std::int32_t*>(space_.memory("segments")), op.expert_offsets, blocking_.block_rows),
         z_(op.z.defined() ? op.z : space_.matrix("z")),
         dz_(op.z.defined() && !op.overwrite_z ? space_.matrix("dz") : z_) {}
 
@@ -51,9 +53,8 @@ class Backward {
   template <class Body>
   void for_each_block(Body&& body) {
     std::byte* memory = space_.memory("scratch");
-    parallel_for(segments_.tasks(), execution_.workers, [&](std::int64_t task, int worker) {
-      body(segments_.block(task), Scratch(memory, space_.blocking(), worker));
-    });
+    parallel_for(segments_.tasks(), execution_.workers,
+                 [&](std::int64_t task, int worker) { body(segments_.block(task), Scratch(memory, blocking_, worker)); });
   }
 
   void row_gradients() {
@@ -89,7 +90,7 @@ class Backward {
   void weight_gradients() {
     auto* segments = reinterpret_cast<std::int32_t*>(space_.memory("segments"));
     const auto compute = [&](const WeightGradient& gradient) {
-      weight_gradient(gradient, space_.blocking(), segments, space_.memory("scratch"), execution_.workers);
+      weight_gradient(gradient, blocking_, segments, space_.memory("scratch"), execution_.workers);
     };
     if (op_.dw_down.defined())
       compute(down_weight_gradient({.dy = op_.dy,
@@ -134,7 +135,7 @@ class Backward {
     const ChunkCombine combine{lists, rows, {}, op_.addend, op_.dx};
     segments_.restart();
     for (std::int64_t token = 0; token < shape_.tokens;) {
-      const TokenChunk chunk = lists.chunk(token, space_.blocking().chunk_rows);
+      const TokenChunk chunk = lists.chunk(token, blocking_.chunk_rows);
       segments_.take_tokens(lists.row_token, chunk.end_token);
       input_gradient({.rows = rows, .position = lists.row_slot, .origin = chunk.first_slot});
       combine.run(chunk, execution_.workers);
@@ -151,6 +152,7 @@ class Backward {
   const LayerBackward& op_;
   const Execution& execution_;
   LayerShape shape_;
+  CpuBlocking blocking_;
   LayerWorkspace space_;
   Segments segments_;
   TensorView z_, dz_;

@@ -6,8 +6,9 @@
 #include "cpu/blocks.h"
 #include "cpu/cpu.h"
 #include "cpu/gemm.h"
-#include "cpu/layer_workspace.h"
 #include "cpu/token_chunks.h"
+#include "plan/blocking.h"
+#include "plan/layer_workspace.h"
 
 namespace intarsia::cpu {
 namespace {
@@ -43,8 +44,9 @@ class Forward {
         up_(up_forward(op)),
         down_(down_forward(op)),
         shape_(layer_shape(op)),
+        blocking_(cpu_blocking(shape_)),
         space_(shape_, {.threads = execution.workers}, false, execution.workspace),
-        segments_(reinterpret_cast<std::int32_t*>(space_.memory("segments")), op.expert_offsets, space_.blocking().block_rows),
+        segments_(reinterpret_cast<std::int32_t*>(space_.memory("segments")), op.expert_offsets, blocking_.block_rows),
         workers_(execution.workers) {}
 
   void run() {
@@ -58,7 +60,7 @@ class Forward {
     std::byte* memory = space_.memory("scratch");
     parallel_for(segments_.tasks(), workers_, [&](std::int64_t task, int worker) {
       const RowBlock block = segments_.block(task);
-      const Scratch scratch(memory, space_.blocking(), worker);
+      const Scratch scratch(memory, blocking_, worker);
       const TensorView a = scratch_rows(scratch.right, shape_.dtype, padded(block.count), shape_.width);
       zero_rows_from(a, block.count);  // multiplied as padding, never read again
       up_forward_block(up_, block, a, scratch);
@@ -73,7 +75,7 @@ class Forward {
                                op_.y};
     segments_.restart();
     for (std::int64_t token = 0; token < shape_.tokens;) {
-      const TokenChunk chunk = lists.chunk(token, space_.blocking().chunk_rows);
+      const TokenChunk chunk = lists.chunk(token, blocking_.chunk_rows);
       segments_.take_tokens(lists.row_token, chunk.end_token);
       expert_rows({.rows = rows, .position = lists.row_slot, .origin = chunk.first_slot});
       combine.run(chunk, workers_);
@@ -91,6 +93,7 @@ class Forward {
   UpForward up_;
   DownForward down_;
   LayerShape shape_;
+  CpuBlocking blocking_;
   LayerWorkspace space_;
   Segments segments_;
   int workers_;

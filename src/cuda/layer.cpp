@@ -6,26 +6,10 @@
 #include "cuda/cuda.h"
 #include "cuda/launch.h"
 #include "cuda/zero_rows.h"
-#include "intarsia/plan.h"
+#include "plan/layer_workspace.h"
 
 namespace intarsia::cuda {
 namespace {
-
-template <class Layer>
-LayerShape layer_shape(const Layer& op) {
-  const std::int64_t columns = op.w_up.weight.size(op.w_up.transposed ? 2 : 1) * (op.w_up.second.defined() ? 2 : 1);
-  const bool sorted = !op.row_token.defined();
-  return {.tokens = op.x.size(0),
-          .hidden = op.x.size(1),
-          .width = columns / gate_factor(op.activation),
-          .experts = op.expert_offsets.size(0) - 1,
-          .experts_per_token = op.slot_row.defined() ? op.slot_row.size(1) : 1,
-          .rows = sorted ? op.x.size(0) : op.row_token.size(0),
-          .dtype = op.x.dtype,
-          .activation = op.activation,
-          .token_rows = op.token_offsets.defined(),
-          .sorted_rows = sorted};
-}
 
 PlanOptions plan_options(const LayerForward&) { return {.training = false, .backend = Backend::cuda}; }
 PlanOptions plan_options(const LayerBackward& op) {
@@ -36,41 +20,18 @@ PlanOptions plan_options(const LayerBackward& op) {
           .backend = Backend::cuda};
 }
 
-/// One pass of the plan with its memory. Without memory only addresses modulo 256 mean anything, which is what explain needs.
-class Workspace {
- public:
-  template <class Layer>
-  Workspace(const Layer& op, bool backward, std::byte* memory)
-      : plan_(plan_layer(layer_shape(op), plan_options(op))), backward_(backward), memory_(memory), device_(op.x.device) {}
-
-  std::size_t bytes() const { return backward_ ? plan_.backward_workspace_bytes : plan_.forward_workspace_bytes; }
-  std::size_t bytes_of(const char* name) const { return find(name) ? align_up(find(name)->bytes) : 0; }
-  std::byte* memory(const char* name) const { return address(find(name) ? find(name)->offset : 0); }
-
-  /// A rank-2 buffer, or an absent view when this layer has none of that name.
-  TensorView matrix(const char* name) const {
-    const Buffer* b = find(name);
-    return b ? TensorView(address(b->offset), b->dtype, {b->shape[0], b->shape[1]}, device_) : TensorView{};
-  }
-
- private:
-  const Buffer* find(const char* name) const {
-    return backward_ ? plan_.backward_workspace(name) : plan_.forward_workspace(name);
-  }
-  std::byte* address(std::size_t offset) const {
-    return reinterpret_cast<std::byte*>(reinterpret_cast<std::uintptr_t>(memory_) + offset);
-  }
-
-  Plan plan_;
-  bool backward_;
-  std::byte* memory_;
-  Device device_;
-};
+/// The pass's memory: a forward operation's, or a backward one's.
+LayerWorkspace layer_workspace(const LayerForward& op, std::byte* memory) {
+  return {layer_shape(op), plan_options(op), false, memory, op.x.device};
+}
+LayerWorkspace layer_workspace(const LayerBackward& op, std::byte* memory) {
+  return {layer_shape(op), plan_options(op), true, memory, op.x.device};
+}
 
 // Every pass is a list of operations; visit(op, workspace, bytes of it) runs, or describes, each.
 
 template <class Visit>
-void forward_operations(const LayerForward& op, const Workspace& space, Visit&& visit) {
+void forward_operations(const LayerForward& op, const LayerWorkspace& space, Visit&& visit) {
   const bool sorted = !op.row_token.defined();
   // The token forms leave a score on the output to the sum.
   const bool score_in_sum = !sorted && op.score_on == ScorePlacement::output;
@@ -105,7 +66,7 @@ void forward_operations(const LayerForward& op, const Workspace& space, Visit&& 
 }
 
 template <class Visit>
-void backward_operations(const LayerBackward& op, const Workspace& space, Visit&& visit) {
+void backward_operations(const LayerBackward& op, const LayerWorkspace& space, Visit&& visit) {
   const TensorView z = op.z.defined() ? op.z : space.matrix("z");
   const TensorView dz = op.z.defined() && !op.overwrite_z ? space.matrix("dz") : z;
   const TensorView a_scaled = space.matrix("a_scaled");
@@ -199,31 +160,31 @@ struct Describer {
 
 }  // namespace
 
-std::size_t workspace_bytes(const LayerForward& op) { return Workspace(op, false, nullptr).bytes(); }
+std::size_t workspace_bytes(const LayerForward& op) { return layer_workspace(op, nullptr).bytes(); }
 
-std::size_t workspace_bytes(const LayerBackward& op) { return Workspace(op, true, nullptr).bytes(); }
+std::size_t workspace_bytes(const LayerBackward& op) { return layer_workspace(op, nullptr).bytes(); }
 
 std::string explain(const LayerForward& op) {
   Describer describer;
-  forward_operations(op, Workspace(op, false, nullptr), describer);
+  forward_operations(op, layer_workspace(op, nullptr), describer);
   return describer.text;
 }
 
 std::string explain(const LayerBackward& op) {
   Describer describer;
-  backward_operations(op, Workspace(op, true, nullptr), describer);
+  backward_operations(op, layer_workspace(op, nullptr), describer);
   return describer.text;
 }
 
 void run(const LayerForward& op, const Execution& execution) {
   const DeviceGuard guard(op.x.device.index);
-  forward_operations(op, Workspace(op, false, execution.workspace), Runner{execution});
+  forward_operations(op, layer_workspace(op, execution.workspace), Runner{execution});
   if (!op.row_token.defined()) zero_rows_past_last(op.y, op.expert_offsets, execution.stream);
 }
 
 void run(const LayerBackward& op, const Execution& execution) {
   const DeviceGuard guard(op.x.device.index);
-  backward_operations(op, Workspace(op, true, execution.workspace), Runner{execution});
+  backward_operations(op, layer_workspace(op, execution.workspace), Runner{execution});
   if (!op.row_token.defined() && op.dx.defined()) zero_rows_past_last(op.dx, op.expert_offsets, execution.stream);
 }
 

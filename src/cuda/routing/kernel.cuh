@@ -6,7 +6,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "base/execution.h"
+#include "base/workspace.h"
 #include "cuda/cuda.h"
 #include "cuda/launch.h"
 
@@ -33,25 +33,6 @@ void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, int thre
 
 /// Blocks along one axis of a grid.
 inline unsigned blocks(std::int64_t items, std::int64_t per_block) { return static_cast<unsigned>(ceil_div(items, per_block)); }
-
-/// Cuts a workspace into aligned pieces; without memory it only counts them.
-class Workspace {
- public:
-  Workspace() = default;
-  explicit Workspace(std::byte* memory) : memory_(memory) {}
-
-  template <class T>
-  T* take(std::int64_t count) {
-    auto* piece = memory_ ? reinterpret_cast<T*>(memory_ + bytes_) : nullptr;
-    bytes_ += align_up(static_cast<std::size_t>(count) * sizeof(T));
-    return piece;
-  }
-  std::size_t bytes() const { return bytes_; }
-
- private:
-  std::byte* memory_ = nullptr;
-  std::size_t bytes_ = 0;
-};
 
 /// body(Tag<T>) with the device's type of a floating-point dtype.
 template <class Body>

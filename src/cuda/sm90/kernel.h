@@ -19,8 +19,8 @@ class Consumer {
   /// is called while products run.
   template <class Between>
   __device__ void multiply(typename Op::Accumulators& acc, int blocks, std::uint32_t left_offset, Between&& between) {
-    const std::uint64_t left0 = tile_descriptor(s_.left + left_offset, Op::kLeftMnMajor ? 8192 : 0);
-    const std::uint64_t right0 = tile_descriptor(s_.right, Op::kRightMnMajor ? 8192 : 0);
+    const std::uint64_t left0 = tile_descriptor(s_.left + left_offset, Op::kLeftMnMajor ? kPanelBytes : 0);
+    const std::uint64_t right0 = tile_descriptor(s_.right, Op::kRightMnMajor ? kPanelBytes : 0);
     std::uint32_t previous = 0;
     for (int kb = 0; kb < blocks; ++kb) {
       ptx::barrier_wait(s_.full + state_.stage * 8, state_.phase);
@@ -33,7 +33,7 @@ class Consumer {
 #pragma unroll
         for (int m = 0; m < Op::kBlocksM; ++m)
           wgmma<typename Op::Element, Op::kTileN, Op::kLeftMnMajor, Op::kRightMnMajor>(
-              acc[m], left + k * kDescriptorStep<Op::kLeftMnMajor> + m * (8192 / 16),
+              acc[m], left + k * kDescriptorStep<Op::kLeftMnMajor> + m * (kPanelBytes / 16),
               right + k * kDescriptorStep<Op::kRightMnMajor>, (kb | k) != 0);
       ptx::wgmma_commit();
       pin(acc);
@@ -123,7 +123,7 @@ __device__ void consume(const GemmArguments<typename Op::Element>& a, const Shar
       const int row0 = tile.m * Op::kTileM + me.warpgroup * 64 * Op::kBlocksM;
       if (live(tile, row0)) {
         epilogue.begin(tile, row0);
-        consumer.multiply(acc, blocks, me.warpgroup * 8192 * Op::kBlocksM, [&] { epilogue.between(); });
+        consumer.multiply(acc, blocks, me.warpgroup * kPanelBytes * Op::kBlocksM, [&] { epilogue.between(); });
         epilogue.run(tile, row0, acc);
       } else {
         consumer.drain(blocks);

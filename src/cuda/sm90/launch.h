@@ -63,14 +63,20 @@ void launch_gemm(const char* operation, GemmArguments<typename Op::Element>& a, 
   check(cudaLaunchKernelEx(&config, kKernel, a), operation);
 }
 
-/// Arguments with what every product has.
+/// Arguments with what every product has; launch_gemm fills in the schedule's tiles.
 template <class Element>
-GemmArguments<Element> gemm_arguments(const TensorView& expert_offsets, std::int64_t rows, const Raster& raster) {
+GemmArguments<Element> gemm_arguments(const ScheduleArguments& schedule) {
   GemmArguments<Element> a = {};
-  a.schedule = {list(expert_offsets), static_cast<int>(expert_offsets.size(0) - 1), static_cast<int>(rows), 0, 0, raster};
+  a.schedule = schedule;
   a.right_block = a.store_block = std::numeric_limits<int>::max();
   a.grad_scale = 1.0f;
   return a;
+}
+
+template <class Element>
+GemmArguments<Element> gemm_arguments(const TensorView& expert_offsets, std::int64_t rows, const Raster& raster) {
+  return gemm_arguments<Element>(
+      {list(expert_offsets), static_cast<int>(expert_offsets.size(0) - 1), static_cast<int>(rows), 0, 0, raster});
 }
 
 /// body(element) for bfloat16 and float16.

@@ -119,7 +119,7 @@ class Producer {
           half = panel >= panels_of_half && panel < 2 * panels_of_half ? 1 : 0;
           panel -= half * panels_of_half;  // past the last one the box lies outside the tensor: zeros
         }
-        const std::uint32_t place = target + p * 8192 + part * kRows * 128;
+        const std::uint32_t place = target + p * kPanelBytes + part * kRows * 128;
         if constexpr (Op::kRight == Right::ragged_panels) {
           const RaggedRow first(tile.first_row, tile.rows, k + part * kRows);
           load(tile, place, a_.right[half], panel * 64, first.row, first.fold, first.last);

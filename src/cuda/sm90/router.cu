@@ -17,12 +17,8 @@ WeightHalf matrix(const TensorView& v) {
 
 /// Arguments of one expert with all rows.
 template <class Element>
-GemmArguments<Element> one_expert(std::int64_t rows, const Raster& raster) {
-  GemmArguments<Element> a = {};
-  a.schedule = {nullptr, 1, static_cast<int>(rows), 0, 0, raster, static_cast<int>(rows)};
-  a.right_block = a.store_block = std::numeric_limits<int>::max();
-  a.grad_scale = 1.0f;
-  return a;
+GemmArguments<Element> one_expert(std::int64_t rows) {
+  return gemm_arguments<Element>({nullptr, 1, static_cast<int>(rows), 0, 0, {}, static_cast<int>(rows)});
 }
 
 /// A bias (E) as that of the one expert.
@@ -38,7 +34,7 @@ template <class Element, Halves kParts>
 void launch_logits(const TensorView& x, const TensorView (&w)[kMostParts], int parts, const TensorView& bias,
                    const TensorView& logits, void* stream) {
   using Gemm = Operands<Element, kTile128PingPong, Left::rows, Right::rows, kParts>;
-  auto a = one_expert<Element>(x.size(0), {.group = 8});
+  auto a = one_expert<Element>(x.size(0));
   a.k_size = static_cast<int>(x.size(1));
   a.n_size = static_cast<int>(logits.size(1));
   for (int p = 0; p < parts; ++p) {
@@ -55,7 +51,7 @@ template <Halves kParts>
 void launch_dx(const TensorView (&left)[kMostParts], const TensorView (&right)[kMostParts], int parts, bool add,
                const TensorView& dx, void* stream) {
   using Gemm = Operands<__nv_bfloat16, kTile128PingPong, Left::rows, Right::panels, kParts>;
-  auto a = one_expert<__nv_bfloat16>(dx.size(0), {.group = 8});
+  auto a = one_expert<__nv_bfloat16>(dx.size(0));
   a.k_size = static_cast<int>(left[0].size(1));
   a.n_size = static_cast<int>(dx.size(1));
   a.accumulate = add;
@@ -78,7 +74,7 @@ void launch_dw(const TensorView (&left)[kMostParts], int parts, const TensorView
   constexpr GemmConfig kConfig = kNarrow ? kTile128 : kTile256;
   using Gemm = Operands<__nv_bfloat16, kConfig, Left::gathered_along_k, Right::ragged_panels, kParts>;
   const std::int64_t experts = left[0].size(1), hidden = x.size(1), plane = experts * hidden;
-  GemmArguments<__nv_bfloat16> a = one_expert<__nv_bfloat16>(x.size(0), {.group = 8});
+  auto a = one_expert<__nv_bfloat16>(x.size(0));
   a.schedule.experts = static_cast<int>(slices.slices);
   a.schedule.slice = static_cast<int>(slices.rows);
   a.gathered = SourceRows<__nv_bfloat16>(x, row_token);

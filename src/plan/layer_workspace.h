@@ -1,14 +1,15 @@
-// The workspace of the layer as the memory plan lays it out: one block, buffers by name, no other allocation.
+// The workspace of the layer as the memory plan lays it out, for every backend: one block, buffers by name, no other
+// allocation.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "base/execution.h"
 #include "intarsia/ops.h"
 #include "intarsia/plan.h"
-#include "plan/blocking.h"
 
-namespace intarsia::cpu {
+namespace intarsia {
 
 /// Shape of the layer that an operation describes.
 template <class Layer>
@@ -27,35 +28,43 @@ LayerShape layer_shape(const Layer& op) {
           .sorted_rows = sorted};
 }
 
-/// One pass of the plan with its memory.
+/// One pass of the plan with its memory. Without memory only addresses modulo 256 mean anything, which is what an explanation
+/// needs.
 class LayerWorkspace {
  public:
-  LayerWorkspace(const LayerShape& shape, const PlanOptions& options, bool backward, std::byte* memory)
-      : plan_(plan_layer(shape, options)), blocking_(cpu_blocking(shape)), backward_(backward), memory_(memory) {}
+  LayerWorkspace(const LayerShape& shape, const PlanOptions& options, bool backward, std::byte* memory, Device device = {})
+      : plan_(plan_layer(shape, options)), backward_(backward), memory_(memory), device_(device) {}
 
   std::size_t bytes() const { return backward_ ? plan_.backward_workspace_bytes : plan_.forward_workspace_bytes; }
-  const CpuBlocking& blocking() const { return blocking_; }
 
+  /// A buffer's memory and size; null and 0 when this layer has none of that name.
   std::byte* memory(const char* name) const {
     const Buffer* buffer = find(name);
-    return buffer ? memory_ + buffer->offset : nullptr;
+    return buffer ? address(*buffer) : nullptr;
+  }
+  std::size_t bytes_of(const char* name) const {
+    const Buffer* buffer = find(name);
+    return buffer ? align_up(buffer->bytes) : 0;
   }
 
   /// A rank-2 buffer, or an absent view when this layer has none of that name.
   TensorView matrix(const char* name) const {
     const Buffer* buffer = find(name);
-    return buffer ? TensorView(memory_ + buffer->offset, buffer->dtype, {buffer->shape[0], buffer->shape[1]}) : TensorView{};
+    return buffer ? TensorView(address(*buffer), buffer->dtype, {buffer->shape[0], buffer->shape[1]}, device_) : TensorView{};
   }
 
  private:
   const Buffer* find(const char* name) const {
     return backward_ ? plan_.backward_workspace(name) : plan_.forward_workspace(name);
   }
+  std::byte* address(const Buffer& buffer) const {
+    return reinterpret_cast<std::byte*>(reinterpret_cast<std::uintptr_t>(memory_) + buffer.offset);
+  }
 
   Plan plan_;
-  CpuBlocking blocking_;
   bool backward_;
   std::byte* memory_;
+  Device device_;
 };
 
-}  // namespace intarsia::cpu
+}  // namespace intarsia
