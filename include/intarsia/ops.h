@@ -77,6 +77,8 @@ struct Route {
   TensorView scores = {};      // (T, K) f32
   TensorView raw_scores = {};  // ? (T, K) f32: sigmoid of the chosen logits, what sigmoid_group's backward needs
   TensorView nan_tokens = {};  // ? (1) int32: the number of NaN tokens is added to it
+  // ? (T, E) bfloat16 or float16, beside float32 logits: the logits of every token, rounded: what softmax's backward keeps
+  TensorView rounded_logits = {};
 };
 
 /// dlogits from dscores. Two forms: ids (T, K) with scores and dscores (T, K); or the CSR lists of round_tokens with scores and

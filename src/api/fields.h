@@ -80,6 +80,7 @@ void fields(V& v, Route& o) {
   v.out("scores", o.scores);
   v.optional_out("raw_scores", o.raw_scores);
   v.optional_inout("nan_tokens", o.nan_tokens);
+  v.optional_out("rounded_logits", o.rounded_logits);
 }
 
 template <class V>

@@ -116,6 +116,10 @@ void validate(const Route& o) {
   check_plain(c, "scores", o.scores, {{'T'}, {'K'}}, scores);
   check_plain(c, "raw_scores", o.raw_scores, {{'T'}, {'K'}}, scores);
   check_plain(c, "nan_tokens", o.nan_tokens, {{0, 1, 1}}, DType::int32);
+  c.shape("rounded_logits", o.rounded_logits, {{'T'}, {'E'}});
+  c.dtype("rounded_logits", o.rounded_logits, {DType::bfloat16, DType::float16});
+  c.contiguous("rounded_logits", o.rounded_logits);
+  if (o.logits.dtype != DType::float32) c.absent("rounded_logits", o.rounded_logits, "only float32 logits are rounded");
   if (o.scores_kind != RouterScores::sigmoid_group) {
     c.absent("expert_bias", o.expert_bias, "only sigmoid_group chooses with a correction bias");
     return;

@@ -3,7 +3,8 @@
 //   sigmoid         sigmoid of the chosen
 //   sigmoid_group   ranks by sigmoid(logit) + bias within the best groups; scale * sigmoid (over its sum when `renormalise`)
 // A token that is masked, or not routable (NaN, infinite largest logit), gets ids -1 and scores 0; the latter is counted.
-// Reads T*E logits once; parallel over tokens. Workspace: rows of E and K for each worker, one row of E.
+// Reads T*E logits once and rounds them on the way where asked; parallel over tokens. Workspace: rows of E and K for each
+// worker, one row of E.
 // Verify: intarsia-ops verify route
 #include <atomic>
 #include <cmath>
@@ -70,8 +71,9 @@ class Router {
   void route_token(std::int64_t t, int worker, std::int32_t& nan_tokens) const {
     const std::int64_t experts = op_.logits.size(1), k_count = op_.ids.size(1);
     float* const logits = scratch_.logits(worker);
-    if (!mask_(t)) return store_none(t);
     widen_row(op_.logits, t, 0, experts, logits);
+    if (op_.rounded_logits.defined()) narrow_row(logits, op_.rounded_logits, t, 0, experts);
+    if (!mask_(t)) return store_none(t);
     if (!routable_row(logits, experts)) {
       ++nan_tokens;
       return store_none(t);

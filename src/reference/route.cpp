@@ -4,6 +4,7 @@
 //   sigmoid_group   ranks by sigmoid(logit) + bias within the best groups; scale * sigmoid (over its sum when `renormalise`)
 // route_backward: dscores -> dlogits (T, E), for ids (T, K) or for the CSR lists of round_tokens (always softmax).
 // A token that is masked, or not routable (NaN, infinite largest logit), gets ids -1, scores 0 and a zero gradient.
+// rounded_logits: those of every token.
 // Verify: intarsia-ops verify route, intarsia-ops verify route_backward
 #include "reference/expert.h"
 #include "reference/reference.h"
@@ -52,8 +53,9 @@ void run(const Route& op, const Execution&) {
   fill(op.scores, 0);
   if (op.raw_scores.defined()) fill(op.raw_scores, 0);
   for (std::int64_t t = 0; t < op.logits.size(0); ++t) {
-    if (masked(op.token_mask, t)) continue;
     const Vector logits = load_row(op.logits, t);
+    if (op.rounded_logits.defined()) store_row(op.rounded_logits, logits, t);
+    if (masked(op.token_mask, t)) continue;
     if (!routable(logits)) {
       ++nan_tokens;
       continue;

@@ -35,11 +35,14 @@ def _composed(logits_of, route_of, index_of, experts_of):
         *choice, input_dtype, count_nan_tokens, return_logits = rest[:8]
         experts, (save_z, _, backend) = rest[8:], rest[-3:]
         logits = logits_of(x, w_router, b_router, input_dtype, backend)
+        keeps_logits, rounded_logits = _keeps_logits(x, w_router, choice[0], save_z), None
+        if keeps_logits and logits.dtype != x.dtype:
+            rounded_logits = torch.empty_like(logits, dtype=x.dtype)
         scores, ids, raw_scores, nan_tokens = route_of(
-            logits, expert_bias, token_mask, k, *choice, count_nan_tokens, backend
+            logits, expert_bias, token_mask, k, *choice, count_nan_tokens, backend, rounded_logits
         )
-        rounded = _keeps_logits(x, w_router, choice[0], save_z) and not (return_logits and logits.dtype == x.dtype)
-        rounded_logits = logits.to(x.dtype) if rounded else nothing(x)
+        if rounded_logits is None:
+            rounded_logits = logits if keeps_logits and not return_logits else nothing(x)
         if not return_logits:  # they need not live beside the experts' memory
             logits = nothing(x)
         lists = index_of(ids, None, w_router.shape[0], backend)

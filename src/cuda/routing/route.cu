@@ -26,6 +26,7 @@ struct Arguments {
   void* ids;
   S *scores, *raw_scores;
   std::uint8_t* nan_token;  // (T): set for tokens to be counted
+  AnyRows rounded;
 
   Arguments(const Route& op, std::uint8_t* nan_token_)
       : logits(op.logits),
@@ -43,7 +44,8 @@ struct Arguments {
         ids(op.ids.data),
         scores(op.scores.as<S>()),
         raw_scores(op.raw_scores.defined() ? op.raw_scores.as<S>() : nullptr),
-        nan_token(nan_token_) {}
+        nan_token(nan_token_),
+        rounded(op.rounded_logits) {}
 
   __device__ __forceinline__ void store(std::int64_t slot, int id, S score, S raw) const {
     if (wide_ids) static_cast<std::int64_t*>(ids)[slot] = id;
@@ -148,8 +150,10 @@ __global__ void __launch_bounds__(kRouteWarps* kWarpSize) route_kernel(const __g
   for (int j = 0; j < kPerThread; ++j) {
     const int e = j * Tm::kThreads + Tm::rank();
     key[j] = 0;
-    if (masked || e >= a.experts) continue;
+    if ((masked && !a.rounded.data) || e >= a.experts) continue;
     const S x = widen(*a.logits.at(t, e));
+    if (a.rounded.data) a.rounded.store(x, t, e);
+    if (masked) continue;
     nan |= x != x;
     largest = x > largest ? x : largest;
     key[j] = order_key(x);
