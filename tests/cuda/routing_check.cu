@@ -301,13 +301,14 @@ void check_all(Random& random) {
     std::printf("%-20s %5d checks, %d failures, %.1f s\n", name, checks - before, failures - failed, seconds.count());
     std::fflush(stdout);
   };
-  const std::vector<std::int64_t> all_experts{1, 2, 3, 5, 60, 128, 129, 256, 512, 1023, 1025, 2048, 4096};
+  const std::vector<std::int64_t> all_experts{1,  2,   3,   4,   5,   8,   16,  17,   32,   33,   60,   64,
+                                              65, 128, 129, 132, 256, 260, 512, 1023, 1024, 1025, 2048, 4096};
   const std::vector<std::int64_t> all_tokens{0, 1, 17, 33, 1000, 4097};
   const auto grid = [&](std::int64_t work_per_cell, const auto& body) {  // body(T, E, K)
     for (const std::int64_t experts : all_experts)
       for (const std::int64_t tokens : all_tokens)
         if (tokens * experts * work_per_cell <= budget() || tokens <= 17)
-          body(tokens, experts, std::min(experts, pick<std::int64_t>(random, {1, 2, 3, 8, 10, 64})));
+          body(tokens, experts, std::min(experts, pick<std::int64_t>(random, {1, 2, 3, 8, 10, 32, 33, 64})));
   };
   run("route", [&] {
     for (const RouterScores kind :

@@ -70,6 +70,20 @@ const char* kind_name(RouterScores kind) { return to_string(kind).data(); }
 
 // ---- route
 
+/// Logits where whole fours can be moved at once, and where they cannot: rows that are not aligned, an inner stride.
+Place any_place(Random& random) {
+  return {pick<std::int64_t>(random, {0, 0, 1, 2, 4}), pick<std::int64_t>(random, {0, 0, 3, 4}), 1 + (below(random, 8) == 0)};
+}
+
+/// Exactly the same numbers; a NaN is as good as another.
+void compare_rounded_logits(const std::string& what, const Tensor& rounded) {
+  ++checks;
+  const std::vector<double> got = rounded.device_values(), want = rounded.reference_values();
+  for (std::size_t i = 0; i < want.size(); ++i)
+    if (got[i] != want[i] && !(std::isnan(got[i]) && std::isnan(want[i])))
+      return fail(what + ": rounded_logits at " + std::to_string(i));
+}
+
 /// Where the ranks come from exp, a GPU may differ from the CPU in the last bit: the ids must then be a top-k of nearly equal
 /// ranks.
 void compare_near_ties(const std::string& what, const Route& host, Tensor& ids) {
@@ -101,7 +115,8 @@ void compare_near_ties(const std::string& what, const Route& host, Tensor& ids) 
 
 void check_route(Random& random, std::int64_t tokens, std::int64_t experts, std::int64_t k, RouterScores kind) {
   const DType dtype = any_float(random);
-  Tensor logits(dtype, {tokens, experts}, {below(random, 3), below(random, 2) * 3, 1 + (below(random, 8) == 0)});
+  Tensor logits(dtype, {tokens, experts}, any_place(random));
+  Tensor rounded(pick(random, {DType::bfloat16, DType::float16}), {tokens, experts}, {below(random, 2) * below(random, 5)});
   const Logits logits_kind = pick(random, {Logits::normal, Logits::coarse, Logits::repeated});
   fill_logits(logits, random, logits_kind);
   const Mask mask(random, tokens);
@@ -121,7 +136,8 @@ void check_route(Random& random, std::int64_t tokens, std::int64_t experts, std:
     const std::int64_t least = (k + experts / groups - 1) / (experts / groups);
     top_groups = least + below(random, groups - least + 1);
   }
-  const bool renormalise = below(random, 2), with_raw = below(random, 2), counted = below(random, 4) != 0;
+  const bool renormalise = below(random, 2), with_raw = below(random, 2), counted = below(random, 4) != 0,
+             with_rounded = dtype == DType::float32 && below(random, 3) != 0;
   const auto build = [&](bool device) {
     Route op{.logits = logits.on(device)};
     if (biased) op.expert_bias = bias.on(device);
@@ -135,6 +151,7 @@ void check_route(Random& random, std::int64_t tokens, std::int64_t experts, std:
     op.scores = scores.on(device);
     if (with_raw) op.raw_scores = raw.on(device);
     if (counted) op.nan_tokens = nan_tokens.on(device);
+    if (with_rounded) op.rounded_logits = rounded.on(device);
     return op;
   };
   const bool near_ties = grouped && dtype != DType::float64;
@@ -143,7 +160,9 @@ void check_route(Random& random, std::int64_t tokens, std::int64_t experts, std:
   std::vector<Output> outputs{{&ids, "ids", 0, near_ties}, {&scores, "scores", 2e-6, near_ties}};
   if (with_raw) outputs.push_back({&raw, "raw_scores", 2e-6, near_ties});
   if (counted) outputs.push_back({&nan_tokens, "nan_tokens", 0, false, true});
+  if (with_rounded) outputs.push_back({&rounded, "rounded_logits", 0, true});
   check_operation(what, outputs, build);
+  if (with_rounded) compare_rounded_logits(what, rounded);
   if (!near_ties) return;
   compare_near_ties(what, build(false), ids);
   if (ids.device_values() != ids.reference_values()) return;
@@ -154,11 +173,13 @@ void check_route(Random& random, std::int64_t tokens, std::int64_t experts, std:
 /// The backward of what route gave: its ids are made on the CPU.
 void check_route_backward(Random& random, std::int64_t tokens, std::int64_t experts, std::int64_t k, RouterScores kind) {
   const DType dtype = any_float(random), dlogits_dtype = below(random, 2) ? dtype : score_type(dtype), s = score_type(dtype);
-  Tensor logits(dtype, {tokens, experts}, {0, below(random, 2) * 5});
+  Tensor logits(dtype, {tokens, experts}, any_place(random));
   fill_logits(logits, random, Logits::normal);
   Tensor ids(pick(random, {DType::int32, DType::int64}), {tokens, k}), scores(s, {tokens, k}), raw(s, {tokens, k}),
       dscores(s, {tokens, k});
-  Tensor dlogits(dlogits_dtype, {tokens, experts}, {below(random, 2), below(random, 2) * 7});
+  Place rows = any_place(random);
+  rows.inner_step = 1;  // of what is written
+  Tensor dlogits(dlogits_dtype, {tokens, experts}, rows);
   fill_normal(dscores, random);
   const double scale = 2.5;
   const bool renormalise = below(random, 2);

@@ -2,20 +2,20 @@
 //   softmax         scores = softmax(logits) of the chosen         softmax_renorm  softmax over the chosen logits
 //   sigmoid         sigmoid of the chosen
 //   sigmoid_group   ranks by sigmoid(logit) + bias within the best groups; scale * sigmoid (over its sum when `renormalise`)
-// A token that is masked, or not routable (NaN, infinite largest logit), gets ids -1 and scores 0; the latter is counted.
-// A warp takes a token whose logits lie in its registers (E <= 1024), four warps up to E = 4096: K rounds of a warp-wide
-// maximum. Reads T*E logits once, writes T*K ids and scores. One launch, and one more to add up the NaN tokens. Workspace: a
-// byte for each token when they are counted. Verify: intarsia-ops verify route
+// A token that is masked, or not routable (NaN, infinite largest logit), gets ids -1 and scores 0; the latter is counted, by an
+// atomic sum of integers. A part of a warp takes a token, up to a whole one for 64 < E <= 1024 and four up to E = 4096, its
+// logits in registers: K rounds of a maximum over the team (top_k.cuh). One launch, no workspace. Reads T*E logits once, writes
+// T*K ids and scores, and T*E rounded logits where asked. Verify: intarsia-ops verify route
+#include "cuda/routing/groups.cuh"
 #include "cuda/routing/softmax.cuh"
 #include "cuda/routing/top_k.cuh"
 
 namespace intarsia::cuda {
 namespace {
 
-template <class T>
+template <class S>
 struct Arguments {
-  using S = Wide<T>;
-  Rows<const T> logits;
+  TeamRows logits, rounded;
   const S* expert_bias;
   TokenMask mask;
   std::int64_t tokens;
@@ -25,11 +25,11 @@ struct Arguments {
   S scale;
   void* ids;
   S *scores, *raw_scores;
-  std::uint8_t* nan_token;  // (T): set for tokens to be counted
-  AnyRows rounded;
+  std::int32_t* nan_tokens;
 
-  Arguments(const Route& op, std::uint8_t* nan_token_)
+  explicit Arguments(const Route& op)
       : logits(op.logits),
+        rounded(op.rounded_logits),
         expert_bias(op.expert_bias.defined() ? op.expert_bias.as<const S>() : nullptr),
         mask(op.token_mask),
         tokens(op.logits.size(0)),
@@ -44,8 +44,9 @@ struct Arguments {
         ids(op.ids.data),
         scores(op.scores.as<S>()),
         raw_scores(op.raw_scores.defined() ? op.raw_scores.as<S>() : nullptr),
-        nan_token(nan_token_),
-        rounded(op.rounded_logits) {}
+        nan_tokens(op.nan_tokens.defined() ? op.nan_tokens.as<std::int32_t>() : nullptr) {}
+
+  __host__ __device__ bool grouped() const { return kind == RouterScores::sigmoid_group && top_groups < groups; }
 
   __device__ __forceinline__ void store(std::int64_t slot, int id, S score, S raw) const {
     if (wide_ids) static_cast<std::int64_t*>(ids)[slot] = id;
@@ -57,199 +58,162 @@ struct Arguments {
 
 // ---- kernels
 
-/// Room for the ranks of a row while its groups are compared. A group's elements are read by one thread: the place of an
-/// element is shifted by one for every 32, so that threads do not meet in a bank when a group's size is a multiple of 32.
-template <class S, int kWarps, int kPerThread>
-struct GroupRoom {
-  static constexpr int kElements = Team<kWarps>::kThreads * kPerThread;
-  S rank[kElements + kElements / 32];
-  bool keep[kElements];  // of each group
-  __device__ __forceinline__ S& at(int e) { return rank[e + e / 32]; }
-};
-
-/// Gives the elements outside the best groups the rank -inf.
-template <class S, int kWarps, int kPerThread>
-__device__ void keep_best_groups(GroupRoom<S, kWarps, kPerThread>& room, int experts, int groups, int top_groups,
-                                 OrderKey<S> (&key)[kPerThread]) {
-  using Tm = Team<kWarps>;
-  const int size = experts / groups;
-  Tm::sync();
+/// The largest logit of a row; infinity when there is a NaN.
+template <int kThreads, int kFours, class S>
+__device__ __forceinline__ S largest_of(const S (&x)[kFours][4]) {
+  S largest = -INFINITY;
+  bool nan = false;
 #pragma unroll
-  for (int j = 0; j < kPerThread; ++j)
-    if (const int e = j * Tm::kThreads + Tm::rank(); e < experts) room.at(e) = number_of(key[j]);
-  Tm::sync();
-  for (int g = Tm::rank(); g < groups; g += Tm::kThreads) {
-    S best = -INFINITY, second = -INFINITY;
-    for (int e = g * size; e < (g + 1) * size; ++e) {
-      const S rank = room.at(e), lower = rank < best ? rank : best;
-      second = lower > second ? lower : second;
-      best = rank > best ? rank : best;
-    }
-    room.at(g * size) = size > 1 ? best + second : best;  // its ranks have been read: the first place holds the group's worth
-  }
-  Tm::sync();
-  for (int g = Tm::rank(); g < groups; g += Tm::kThreads) {
-    const S worth = room.at(g * size);
-    int better = 0;
-    for (int other = 0; other < groups; ++other) {
-      const S rival = room.at(other * size);
-      better += rival > worth || (rival == worth && other < g);
-    }
-    room.keep[g] = better < top_groups;
-  }
-  Tm::sync();
+  for (int j = 0; j < kFours; ++j)
 #pragma unroll
-  for (int j = 0; j < kPerThread; ++j)
-    if (const int e = j * Tm::kThreads + Tm::rank(); e < experts && !room.keep[e / size]) key[j] = order_key(S(-INFINITY));
+    for (int i = 0; i < 4; ++i) {
+      nan |= x[j][i] != x[j][i];
+      largest = x[j][i] > largest ? x[j][i] : largest;
+    }
+  return number_of(team_max<kThreads>(order_key(nan ? S(INFINITY) : largest)));
 }
 
-/// Scores of the chosen logits `value` (of thread rank + i * kThreads); `p_sum` is the softmax sum over all experts.
-template <class T, int kWarps, int kChoices, class S>
-__device__ void score_chosen(const Arguments<T>& a, S largest, S p_sum, const bool (&used)[kChoices], S (&value)[kChoices]) {
-  using Tm = Team<kWarps>;
+template <int kThreads, int kFours, class S>
+__device__ __forceinline__ S softmax_sum(const S (&x)[kFours][4], S largest) {
+  S sum = S(0);
+#pragma unroll
+  for (int j = 0; j < kFours; ++j)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sum += exp(x[j][i] - largest);
+  return Team<kThreads>::reduce(sum, Add{});
+}
+
+/// x becomes what sigmoid_group ranks by.
+template <int kThreads, int kFours, class S>
+__device__ __forceinline__ void rank_by_sigmoid(const Arguments<S>& a, S (&x)[kFours][4]) {
+#pragma unroll
+  for (int j = 0; j < kFours; ++j)
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (const int e = four_of<kThreads>(j) + i; e < a.experts)
+        x[j][i] = sigmoid(x[j][i]) + (a.expert_bias ? a.expert_bias[e] : S(0));
+  if (a.grouped()) keep_best_groups<kThreads>(a.experts, a.groups, a.top_groups, x);
+}
+
+/// Scores of the chosen logits `value` (slot i: choice rank + i * kThreads); `p_sum` is the softmax sum over all experts.
+template <int kThreads, int kSlots, class S>
+__device__ __forceinline__ void score_chosen(const Arguments<S>& a, S largest, S p_sum, const bool (&used)[kSlots],
+                                             S (&value)[kSlots]) {
+  using Tm = Team<kThreads>;
   if (a.kind == RouterScores::softmax) {
-    for (int i = 0; i < kChoices; ++i) value[i] = exp(value[i] - largest) / p_sum;
+    for (int i = 0; i < kSlots; ++i) value[i] = exp(value[i] - largest) / p_sum;
     return;
   }
   if (a.kind == RouterScores::sigmoid || (a.kind == RouterScores::sigmoid_group && !a.renormalise)) {
     const S scale = a.kind == RouterScores::sigmoid ? S(1) : a.scale;
-    for (int i = 0; i < kChoices; ++i) value[i] = scale * sigmoid(value[i]);
+    for (int i = 0; i < kSlots; ++i) value[i] = scale * sigmoid(value[i]);
     return;
   }
   // Shares of the chosen; of sigmoids through their logarithm, so that logits of -1000 still give a distribution.
   const bool shares_of_sigmoid = a.kind == RouterScores::sigmoid_group;
   S best = -INFINITY, sum = S(0);
-  for (int i = 0; i < kChoices; ++i) {
+  for (int i = 0; i < kSlots; ++i) {
     value[i] = used[i] ? softmax_argument(value[i], shares_of_sigmoid) : S(-INFINITY);
     best = value[i] > best ? value[i] : best;
   }
-  best = Tm::reduce(best, Max{});
+  best = shares_of_sigmoid ? Tm::reduce(best, Max{}) : largest;
   const bool none = !(best > S(-INFINITY));  // the bias chose experts whose sigmoid is exactly zero: nothing to share out
-  for (int i = 0; i < kChoices; ++i) sum += value[i] = used[i] && !none ? exp(value[i] - best) : S(0);
+  for (int i = 0; i < kSlots; ++i) sum += value[i] = used[i] && !none ? exp(value[i] - best) : S(0);
   sum = Tm::reduce(sum, Add{});
-  for (int i = 0; i < kChoices; ++i) value[i] = none ? S(0) : value[i] / sum * (shares_of_sigmoid ? a.scale : S(1));
+  for (int i = 0; i < kSlots; ++i) value[i] = none ? S(0) : value[i] / sum * (shares_of_sigmoid ? a.scale : S(1));
 }
 
-constexpr int kRouteWarps = 4;
+template <class S, int kThreads, int kFours, int kSlots>
+__global__ void __launch_bounds__(Team<kThreads>::kBlockThreads, 1) route_kernel(const __grid_constant__ Arguments<S> a) {
+  using Tm = Team<kThreads>;
+  const bool exists = Tm::token() < a.tokens;
+  const std::int64_t t = exists ? Tm::token() : a.tokens - 1;  // threads without a token work along: a warp stays together
+  const bool wanted = exists && a.mask(t);
+  S x[kFours][4];
+  a.logits.template load<kThreads>(t, x);
+  if constexpr (std::is_same_v<S, float>)
+    if (a.rounded.rows.data && exists) a.rounded.template store<kThreads>(t, x);
 
-template <class T, int kWarps, int kPerThread>
-__global__ void __launch_bounds__(kRouteWarps* kWarpSize) route_kernel(const __grid_constant__ Arguments<T> a) {
-  using S = Wide<T>;
-  using Tm = Team<kWarps>;
-  constexpr int kTeams = kRouteWarps / kWarps, kChoices = kChoicesPerThread<kWarps>;
-  __shared__ GroupRoom<S, kWarps, kPerThread> rooms[kTeams];
+  const S largest = largest_of<kThreads>(x);
+  const bool routable = fabs(largest) < S(INFINITY), routed = wanted && routable;
+  if (a.nan_tokens && wanted && !routable && Tm::rank() == 0) atomicAdd(a.nan_tokens, 1);
 
-  const std::int64_t t = std::int64_t{blockIdx.x} * kTeams + threadIdx.x / Tm::kThreads;
-  if (t >= a.tokens) return;  // a whole team leaves; teams of one warp meet no others, a team of four is its block
-
-  const bool masked = !a.mask(t);
-  OrderKey<S> key[kPerThread];
-  S largest = -INFINITY;
-  bool nan = false;
+  Candidate<OrderKey<S>> chosen[kSlots];
+  bool used[kSlots];
+  S value[kSlots], raw[kSlots];
 #pragma unroll
-  for (int j = 0; j < kPerThread; ++j) {
-    const int e = j * Tm::kThreads + Tm::rank();
-    key[j] = 0;
-    if ((masked && !a.rounded.data) || e >= a.experts) continue;
-    const S x = widen(*a.logits.at(t, e));
-    if (a.rounded.data) a.rounded.store(x, t, e);
-    if (masked) continue;
-    nan |= x != x;
-    largest = x > largest ? x : largest;
-    key[j] = order_key(x);
-  }
-  largest = Tm::reduce(nan ? S(INFINITY) : largest, Max{});
-  const bool routable = fabs(largest) < S(INFINITY);
-  if (a.nan_token && Tm::rank() == 0) a.nan_token[t] = !masked && !routable;
-
-  int chosen[kChoices];
-  bool used[kChoices];
-  S value[kChoices], raw[kChoices];
-  for (int i = 0; i < kChoices; ++i) {
-    chosen[i] = -1;
+  for (int i = 0; i < kSlots; ++i) {
+    chosen[i] = {0, -1};
+    used[i] = i * kThreads + Tm::rank() < a.k_count;
     value[i] = raw[i] = S(0);
-    used[i] = i * Tm::kThreads + Tm::rank() < a.k_count;
   }
-  if (routable) {
-    S p_sum = S(0);
-    if (a.kind == RouterScores::softmax) {
+  if (Tm::any_token(routed)) {
+    const S p_sum = a.kind == RouterScores::softmax ? softmax_sum<kThreads>(x, largest) : S(1);
+    if (a.kind == RouterScores::sigmoid_group) rank_by_sigmoid<kThreads>(a, x);
+    team_top_k<kThreads>(x, a.k_count, chosen);
 #pragma unroll
-      for (int j = 0; j < kPerThread; ++j)
-        if (key[j] != 0) p_sum += exp(number_of(key[j]) - largest);
-      p_sum = Tm::reduce(p_sum, Add{});
+    for (int i = 0; i < kSlots; ++i) {
+      if (a.kind != RouterScores::sigmoid_group) value[i] = number_of(chosen[i].key);
+      else if (routed && used[i]) value[i] = a.logits.rows.template load<S>(t, chosen[i].index);
+      if (a.raw_scores) raw[i] = sigmoid(value[i]);
     }
-    if (a.kind == RouterScores::sigmoid_group) {
+    score_chosen<kThreads>(a, largest, p_sum, used, value);
+  }
+  if (!exists) return;
 #pragma unroll
-      for (int j = 0; j < kPerThread; ++j) {
-        const int e = j * Tm::kThreads + Tm::rank();
-        if (e < a.experts) key[j] = order_key(sigmoid(number_of(key[j])) + (a.expert_bias ? a.expert_bias[e] : S(0)));
-      }
-      if (a.top_groups < a.groups) keep_best_groups(rooms[threadIdx.x / Tm::kThreads], a.experts, a.groups, a.top_groups, key);
-    }
-    team_top_k<kWarps>(key, a.k_count, chosen);
-    for (int i = 0; i < kChoices; ++i)
-      if (used[i]) value[i] = widen(*a.logits.at(t, chosen[i]));
-    for (int i = 0; i < kChoices; ++i) raw[i] = sigmoid(value[i]);
-    score_chosen<T, kWarps>(a, largest, p_sum, used, value);
-  }
-  for (int i = 0; i < kChoices; ++i)
-    if (used[i]) a.store(t * a.k_count + i * Tm::kThreads + Tm::rank(), chosen[i], value[i], raw[i]);
-}
-
-constexpr int kCountWarps = 32;
-
-/// total += the number of set bytes; one block.
-__global__ void __launch_bounds__(kCountWarps* kWarpSize)
-    count_kernel(const std::uint8_t* set, std::int64_t n, std::int32_t* total) {
-  int count = 0;
-  const auto* words = reinterpret_cast<const uint4*>(set);  // workspace pieces are aligned
-  for (std::int64_t i = threadIdx.x; i < n / 16; i += blockDim.x) {
-    const uint4 w = words[i];
-    count += __popc(w.x) + __popc(w.y) + __popc(w.z) + __popc(w.w);
-  }
-  for (std::int64_t i = n / 16 * 16 + threadIdx.x; i < n; i += blockDim.x) count += set[i];
-  count = block_reduce<kCountWarps>(count, Add{});
-  if (threadIdx.x == 0) *total += count;
+  for (int i = 0; i < kSlots; ++i)
+    if (used[i])
+      a.store(t * a.k_count + i * kThreads + Tm::rank(), routed ? chosen[i].index : -1, routed ? value[i] : S(0),
+              routed ? raw[i] : S(0));
 }
 
 // ---- launchers
 
-template <class T, int kWarps, int kPerThread>
-void launch_route(const Arguments<T>& a, cudaStream_t stream) {
-  launch(Route::kName, route_kernel<T, kWarps, kPerThread>, blocks(a.tokens, kRouteWarps / kWarps), kRouteWarps * kWarpSize,
-         stream, 0, a);
+template <class S, int kThreads, int kFours, int kSlots>
+void launch_slots(const Arguments<S>& a, cudaStream_t stream) {
+  using Tm = Team<kThreads>;
+  const int room = a.grouped() ? Tm::kTokens * GroupRoom<S>::bytes(a.experts) : 0;
+  launch(Route::kName, route_kernel<S, kThreads, kFours, kSlots>, blocks(a.tokens, Tm::kTokens), Tm::kBlockThreads, stream,
+         static_cast<std::size_t>(room), a);
 }
 
-template <class T>
-void launch_route(const Arguments<T>& a, cudaStream_t stream) {
-  if (a.experts <= 32) return launch_route<T, 1, 1>(a, stream);
-  if (a.experts <= 128) return launch_route<T, 1, 4>(a, stream);
-  if (a.experts <= 256) return launch_route<T, 1, 8>(a, stream);
-  if (a.experts <= 512) return launch_route<T, 1, 16>(a, stream);
-  if (a.experts <= 1024) return launch_route<T, 1, 32>(a, stream);
-  return launch_route<T, kRouteWarps, 32>(a, stream);
+/// A choice for each thread of the team, or as many as there can be.
+template <class S, int kThreads, int kFours>
+void launch_team(const Arguments<S>& a, cudaStream_t stream) {
+  constexpr int kMost = std::min(kMaxChoices, kThreads * kFours * 4);
+  if (a.k_count <= kThreads) return launch_slots<S, kThreads, kFours, 1>(a, stream);
+  if constexpr (kMost > kThreads) launch_slots<S, kThreads, kFours, kMost / kThreads>(a, stream);
+}
+
+template <class S>
+void launch_route(const Arguments<S>& a, cudaStream_t stream) {
+  if constexpr (std::is_same_v<S, float>) {  // float64 makes do with two kernels
+    if (a.experts <= 16) return launch_team<S, 4, 1>(a, stream);
+    if (a.experts <= 32) return launch_team<S, 8, 1>(a, stream);
+    if (a.experts <= 64) return launch_team<S, 16, 1>(a, stream);
+    if (a.experts > 128 && a.experts <= 256) return launch_team<S, 32, 2>(a, stream);
+    if (a.experts > 256 && a.experts <= 512) return launch_team<S, 32, 4>(a, stream);
+    if (a.experts > 512 && a.experts <= 1024) return launch_team<S, 32, 8>(a, stream);
+  }
+  if (a.experts <= 128) return launch_team<S, 32, 1>(a, stream);
+  launch_team<S, 128, 8>(a, stream);
 }
 
 }  // namespace
 
-std::size_t workspace_bytes(const Route& op) {
-  return op.nan_tokens.defined() ? align_up(static_cast<std::size_t>(op.logits.size(0))) : 0;
-}
+std::size_t workspace_bytes(const Route&) { return 0; }
 
 std::string explain(const Route& op) {
-  return op.logits.size(1) <= 1024 ? "cuda: a warp for each token, logits in registers"
-                                   : "cuda: four warps for each token, logits in registers";
+  return op.logits.size(1) <= (op.logits.dtype == DType::float64 ? 128 : 1024)
+             ? "cuda: up to a warp for each token, logits in registers"
+             : "cuda: four warps for each token, logits in registers";
 }
 
 void run(const Route& op, const Execution& execution) {
   const DeviceGuard guard(op.logits.device.index);
   const cudaStream_t stream = stream_of(execution.stream);
-  auto* const nan_token = op.nan_tokens.defined() ? reinterpret_cast<std::uint8_t*>(execution.workspace) : nullptr;
-  dispatch_device_float(op.logits.dtype,
-                        [&](auto tag) { launch_route(Arguments<typename decltype(tag)::type>(op, nan_token), stream); });
-  if (nan_token && op.logits.size(0) > 0)
-    launch("route: count", count_kernel, 1, kCountWarps * kWarpSize, stream, 0, static_cast<const std::uint8_t*>(nan_token),
-           op.logits.size(0), op.nan_tokens.as<std::int32_t>());
+  if (op.logits.dtype == DType::float64) launch_route(Arguments<double>(op), stream);
+  else launch_route(Arguments<float>(op), stream);
 }
 
 }  // namespace intarsia::cuda

@@ -1,20 +1,21 @@
 // The k largest of a row that lies in the registers of a team of threads, ties to the lowest index, compared with all bits.
+// Each four is sorted once; a round finds the team's largest head, and the thread that had it moves its four up.
 #pragma once
 
 #include <climits>
 
-#include "cuda/routing/kernel.cuh"
+#include "cuda/routing/team.cuh"
 
 namespace intarsia::cuda {
 
 /// An unsigned integer that orders as the number does. 0 orders below every number: it marks "none".
 __device__ __forceinline__ std::uint32_t order_key(float x) {
-  const std::uint32_t bits = __float_as_uint(x == 0.0f ? 0.0f : x);  // -0 and 0 are equal
+  const std::uint32_t bits = __float_as_uint(x + 0.0f);  // -0 and 0 are equal
   const std::uint32_t key = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
   return key ? key : 1u;
 }
 __device__ __forceinline__ std::uint64_t order_key(double x) {
-  const auto bits = static_cast<std::uint64_t>(__double_as_longlong(x == 0.0 ? 0.0 : x));
+  const auto bits = static_cast<std::uint64_t>(__double_as_longlong(x + 0.0));
   const std::uint64_t key = bits >> 63 ? ~bits : bits | 0x8000000000000000u;
   return key ? key : 1u;
 }
@@ -28,6 +29,8 @@ __device__ __forceinline__ double number_of(std::uint64_t key) {
 template <class S>
 using OrderKey = std::conditional_t<std::is_same_v<S, double>, std::uint64_t, std::uint32_t>;
 
+// ---- the largest of a team
+
 template <class Key>
 struct Candidate {
   Key key;
@@ -37,80 +40,101 @@ struct Candidate {
   }
 };
 
-__device__ __forceinline__ Candidate<std::uint32_t> warp_best(Candidate<std::uint32_t> mine) {
-  const std::uint32_t key = __reduce_max_sync(kAllLanes, mine.key);
-  return {key, static_cast<int>(__reduce_min_sync(kAllLanes, mine.key == key ? static_cast<unsigned>(mine.index) : UINT_MAX))};
+template <int kThreads, class Key>
+__device__ __forceinline__ Key team_max(Key key) {
+  if constexpr (kThreads == kWarpSize && sizeof(Key) == 4) return __reduce_max_sync(kAllLanes, key);
+  else return Team<kThreads>::reduce(key, Max{});
 }
-__device__ __forceinline__ Candidate<std::uint64_t> warp_best(Candidate<std::uint64_t> mine) {
-  for (int offset = kWarpSize / 2; offset > 0; offset /= 2) {
-    const Candidate<std::uint64_t> other{__shfl_xor_sync(kAllLanes, mine.key, offset),
-                                         __shfl_xor_sync(kAllLanes, mine.index, offset)};
-    if (other.beats(mine)) mine = other;
+
+/// The best candidate of a warp's part of the team.
+template <int kThreads, class Key>
+__device__ __forceinline__ Candidate<Key> lanes_best(Candidate<Key> mine) {
+  constexpr int kLanes = Team<kThreads>::kLanes;
+  const Key key = team_max<kLanes>(mine.key);
+  auto index = mine.key == key ? static_cast<unsigned>(mine.index) : UINT_MAX;
+  if constexpr (kLanes == kWarpSize) {
+    index = __reduce_min_sync(kAllLanes, index);
+  } else {
+#pragma unroll
+    for (int offset = kLanes / 2; offset > 0; offset /= 2) index = min(index, __shfl_xor_sync(kAllLanes, index, offset));
+  }
+  return {key, static_cast<int>(index)};
+}
+
+template <int kThreads, class Key>
+__device__ __forceinline__ Candidate<Key> team_best(Candidate<Key> mine) {
+  mine = lanes_best<kThreads>(mine);
+  if constexpr (constexpr int kWarps = Team<kThreads>::kWarps; kWarps > 1) {
+    __shared__ Candidate<Key> of_warp[kWarps];
+    __syncthreads();
+    if (lane_index() == 0) of_warp[warp_index()] = mine;
+    __syncthreads();
+    for (int w = 0; w < kWarps; ++w)
+      if (of_warp[w].beats(mine)) mine = of_warp[w];
   }
   return mine;
 }
 
-/// The threads that share one token: a warp, or all warps of a block. Element e of the row lies in thread e % kThreads.
-template <int kWarps>
-struct Team {
-  static constexpr int kThreads = kWarps * kWarpSize;
+// ---- the choice
 
-  __device__ static int rank() { return static_cast<int>(threadIdx.x % kThreads); }
+/// Four neighbouring elements, the largest first, of equal ones the one that lies first.
+template <class Key>
+struct Four {
+  Key key[4];
+  std::uint32_t order;  // byte i: which of the four key[i] is
 
-  __device__ static void sync() {
-    if constexpr (kWarps == 1) __syncwarp();
-    else __syncthreads();
+  template <class S>
+  __device__ __forceinline__ void sort(const S (&x)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) key[i] = order_key(x[i]);
+    order = 0x03020100;
+    exchange<0>(), exchange<2>(), exchange<1>();  // of neighbours only, so that equal ones stay as they are
+    exchange<0>(), exchange<2>(), exchange<1>();
+  }
+  __device__ __forceinline__ int first() const { return static_cast<int>(order & 0xff); }
+  /// Takes the first away, if it is `taken`; past the last there are keys 0. By selection: a branch would let the compiler
+  /// index the fours at run time, in local memory.
+  __device__ __forceinline__ void pop(bool taken) {
+#pragma unroll
+    for (int i = 0; i < 3; ++i) key[i] = taken ? key[i + 1] : key[i];
+    key[3] = taken ? 0 : key[3];
+    order = taken ? order >> 8 : order;
   }
 
-  template <class V, class Op>
-  __device__ static V reduce(V value, Op op) {
-    if constexpr (kWarps == 1) return warp_reduce(value, op);
-    else return block_reduce<kWarps>(value, op);
-  }
-
-  template <class Key>
-  __device__ static Candidate<Key> best(Candidate<Key> mine) {
-    mine = warp_best(mine);
-    if constexpr (kWarps > 1) {
-      __shared__ Candidate<Key> of_warp[kWarps];
-      __syncthreads();
-      if (lane_index() == 0) of_warp[warp_index()] = mine;
-      __syncthreads();
-      for (int w = 0; w < kWarps; ++w)
-        if (of_warp[w].beats(mine)) mine = of_warp[w];
-    }
-    return mine;
+ private:
+  template <int i>
+  __device__ __forceinline__ void exchange() {
+    constexpr std::uint32_t kSwapped = i == 0 ? 0x3201 : i == 1 ? 0x3120 : 0x2310;  // bytes i and i + 1
+    const bool swap = key[i + 1] > key[i];
+    const Key low = swap ? key[i] : key[i + 1];
+    key[i] = swap ? key[i + 1] : key[i];
+    key[i + 1] = low;
+    order = swap ? __byte_perm(order, 0, kSwapped) : order;
   }
 };
 
 constexpr int kMaxChoices = 64;  // of route, checked by the api
 
-/// Choices k = rank, rank + kThreads, ... of a team are kept by thread `rank`.
-template <int kWarps>
-constexpr int kChoicesPerThread = (kMaxChoices + Team<kWarps>::kThreads - 1) / Team<kWarps>::kThreads;
-
-/// chosen[i] = the index of choice rank + i * kThreads. `key` is used up: a taken element becomes 0.
-template <int kWarps, int kPerThread, class Key>
-__device__ __forceinline__ void team_top_k(Key (&key)[kPerThread], int k_count, int (&chosen)[kChoicesPerThread<kWarps>]) {
-  using T = Team<kWarps>;
-  Candidate<Key> mine{0, T::rank()};
+/// Slot i of thread `rank` gets choice rank + i * kThreads, if there is one.
+template <int kThreads, int kFours, int kSlots, class S>
+__device__ __forceinline__ void team_top_k(const S (&x)[kFours][4], int k_count, Candidate<OrderKey<S>> (&chosen)[kSlots]) {
+  using Key = OrderKey<S>;
+  Four<Key> four[kFours];
 #pragma unroll
-  for (int j = 0; j < kPerThread; ++j)
-    if (key[j] > mine.key) mine = {key[j], j * T::kThreads + T::rank()};
+  for (int j = 0; j < kFours; ++j) four[j].sort(x[j]);
 
   for (int k = 0; k < k_count; ++k) {
-    const Candidate<Key> winner = T::best(mine);
-    if (winner.index == mine.index) {
-      mine = {0, T::rank()};
+    Candidate<Key> mine{four[0].key[0], four_of<kThreads>(0) + four[0].first()};
 #pragma unroll
-      for (int j = 0; j < kPerThread; ++j) {
-        if (j * T::kThreads + T::rank() == winner.index) key[j] = 0;
-        if (key[j] > mine.key) mine = {key[j], j * T::kThreads + T::rank()};
-      }
-    }
+    for (int j = 1; j < kFours; ++j)
+      if (four[j].key[0] > mine.key) mine = {four[j].key[0], four_of<kThreads>(j) + four[j].first()};
+    const Candidate<Key> winner = team_best<kThreads>(mine);
 #pragma unroll
-    for (int i = 0; i < kChoicesPerThread<kWarps>; ++i)
-      if (k == i * T::kThreads + T::rank()) chosen[i] = winner.index;
+    for (int j = 0; j < kFours; ++j)
+      four[j].pop(winner.index == mine.index && (kFours == 1 || winner.index / (4 * kThreads) == j));
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i)
+      if (k == i * kThreads + Team<kThreads>::rank()) chosen[i] = winner;
   }
 }
 
