@@ -3,7 +3,7 @@
 //   sigmoid         sigmoid of the chosen
 //   sigmoid_group   ranks by sigmoid(logit) + bias within the best groups; scale * sigmoid (over its sum when `renormalise`)
 // A token that is masked, or not routable (NaN, infinite largest logit), gets ids -1 and scores 0; the latter is counted, by an
-// atomic sum of integers. A part of a warp takes a token, up to a whole one for 64 < E <= 1024 and four up to E = 4096, its
+// atomic sum of integers. A part of a warp takes a token, up to a whole one for 256 < E <= 1024 and four up to E = 4096, its
 // logits in registers: K rounds of a maximum over the team (top_k.cuh). One launch, no workspace. Reads T*E logits once, writes
 // T*K ids and scores, and T*E rounded logits where asked. Verify: intarsia-ops verify route
 #include "cuda/routing/groups.cuh"
@@ -185,17 +185,20 @@ void launch_team(const Arguments<S>& a, cudaStream_t stream) {
   if constexpr (kMost > kThreads) launch_slots<S, kThreads, kFours, kMost / kThreads>(a, stream);
 }
 
+/// What a warp does once is shared by its tokens, so few threads a token; 32 registers for logits are the most.
 template <class S>
 void launch_route(const Arguments<S>& a, cudaStream_t stream) {
   if constexpr (std::is_same_v<S, float>) {  // float64 makes do with two kernels
     if (a.experts <= 16) return launch_team<S, 4, 1>(a, stream);
-    if (a.experts <= 32) return launch_team<S, 8, 1>(a, stream);
-    if (a.experts <= 64) return launch_team<S, 16, 1>(a, stream);
-    if (a.experts > 128 && a.experts <= 256) return launch_team<S, 32, 2>(a, stream);
-    if (a.experts > 256 && a.experts <= 512) return launch_team<S, 32, 4>(a, stream);
-    if (a.experts > 512 && a.experts <= 1024) return launch_team<S, 32, 8>(a, stream);
+    if (a.experts <= 32) return launch_team<S, 4, 2>(a, stream);
+    if (a.experts <= 64) return launch_team<S, 8, 2>(a, stream);
+    if (a.experts <= 128) return launch_team<S, 8, 4>(a, stream);
+    if (a.experts <= 256) return launch_team<S, 16, 4>(a, stream);
+    if (a.experts <= 512) return launch_team<S, 32, 4>(a, stream);
+    if (a.experts <= 1024) return launch_team<S, 32, 8>(a, stream);
+  } else {
+    if (a.experts <= 128) return launch_team<S, 32, 1>(a, stream);
   }
-  if (a.experts <= 128) return launch_team<S, 32, 1>(a, stream);
   launch_team<S, 128, 8>(a, stream);
 }
 
