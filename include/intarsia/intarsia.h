@@ -4,6 +4,7 @@
 #include "intarsia/config.h"
 #include "intarsia/error.h"
 #include "intarsia/layer.h"
+#include "intarsia/moe.h"
 #include "intarsia/ops.h"
 #include "intarsia/plan.h"
 #include "intarsia/types.h"

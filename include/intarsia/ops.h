@@ -391,7 +391,7 @@ struct LayerBackward {
   TensorView db_down = {};  // ? x or f32
 };
 
-/// All operations, once: X(Struct).
+/// All operations that backends implement, once: X(Struct). Those that are made of them are in moe.h.
 // clang-format off
 #define INTARSIA_FOR_EACH_OPERATION(X) \
   X(RouterLogits) X(RouterLogitsBackward) X(Route) X(RouteBackward) X(LoadBalanceLoss) X(LoadBalanceLossBackward) \

@@ -4,6 +4,9 @@ autocast.
 Sizes that must agree are checked by the core, which names both tensors. Messages: argument, expected, got, what to do.
 """
 
+import functools
+import operator
+from collections.abc import Callable
 from typing import NoReturn
 
 import torch
@@ -111,5 +114,44 @@ def same_dtype(function: str, x: torch.Tensor, or_float32: bool = False, **other
 
 
 def requires_gradient(*tensors) -> bool:
-    """Whether autograd will record a function of these; what is no tensor has no say."""
-    return torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors)
+    """Whether autograd will record a function of these tensors (or None)."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+# ---- what is checked once
+
+
+def once(function: Callable) -> Callable:
+    """`function` of plain values, called once for the same ones. torch.compile looks at the function itself."""
+    kept = functools.lru_cache(maxsize=1024, typed=True)(function)
+
+    def call(*values):
+        try:
+            hash(values)
+        except TypeError:  # a list, say: the function has words for it
+            return function(*values)
+        return function(*values) if torch.compiler.is_compiling() else kept(*values)
+
+    return call
+
+
+_SETTLED: set[tuple] = set()
+
+
+def settled(function: str, check: Callable, tensors: tuple, *values) -> tuple:
+    """check(*tensors, *values): the tensors as an operator takes them. Where some of the same dtypes, devices, ranks
+    and contiguity came through unchanged before, they are not looked at again; not so under autocast or torch.compile.
+    """
+    if torch.compiler.is_compiling():
+        return check(*tensors, *values)
+    try:
+        converts = autocast_is_on(tensors[0])
+        seen = (function, *[t if t is None else (t.dtype, t.device, t.dim(), t.is_contiguous()) for t in tensors])
+    except AttributeError:  # no tensor
+        return check(*tensors, *values)
+    if seen in _SETTLED and not converts:
+        return tensors
+    checked = check(*tensors, *values)
+    if not converts and all(map(operator.is_, checked, tensors)):
+        _SETTLED.add(seen)
+    return checked

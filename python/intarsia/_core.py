@@ -13,6 +13,9 @@ from .errors import InvalidArgument, Unsupported
 
 library = torch.library.Library("intarsia", "DEF")
 
+DTYPES = {
+    torch.float64: "float64", torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16",
+}  # fmt: skip
 _TYPED = {"intarsia.InvalidArgument: ": InvalidArgument, "intarsia.Unsupported: ": Unsupported}
 
 
@@ -82,8 +85,8 @@ plan, doctor, memory, memory_reset = _c.plan, _c.doctor, _c.memory, _c.memory_re
 
 
 def run(operation: str, **fields) -> None:
-    """Runs one operation of ops.h on torch tensors, writing its outputs. Tensors left out are absent; values must be
-    given.
+    """Runs one operation of ops.h or moe.h on torch tensors, writing its outputs. Tensors left out are absent; values
+    must be given.
 
     Raises InvalidArgument (a ValueError) or Unsupported (a NotImplementedError), before anything is written.
     """
@@ -92,8 +95,13 @@ def run(operation: str, **fields) -> None:
         unknown = [name for name in fields if name not in raw.known]
         raise InvalidArgument(f"{operation}: no argument is called {', '.join(unknown)}")
     fields.setdefault("backend", "automatic")
+    call(operation, *map(fields.get, raw.names))
+
+
+def call(operation: str, *arguments) -> None:
+    """The same with all arguments, in the order of the operation's schema."""
     try:
-        raw.call(*map(fields.get, raw.names))
+        raw_operators[operation].call(*arguments)
     except RuntimeError as error:
         for prefix, kind in _TYPED.items():
             if str(error).startswith(prefix):

@@ -11,17 +11,20 @@ from torch import Tensor
 
 from . import _arguments as check
 from . import ops
-from .ops.define import score_dtype
+from .ops.define import nothing, score_dtype
 from .ops.layer import GATED
 from .routing import (
+    LOGITS_DTYPES,
+    ROUTER_SCORES,
     IndexLists,
     Routing,
     build_index,
-    choice_arguments,
+    check_k,
+    choice_tensors,
     round_tokens,
     route,
-    router_arguments,
     router_logits,
+    router_tensors,
 )
 
 __all__ = [
@@ -76,22 +79,48 @@ def moe(
     Gradients: x, w_router, b_router, w_up, w_down, b_up, b_down, addend, from y and from the Routing's logits and
     scores; second derivatives are refused. Raises InvalidArgument, Unsupported.
     """
-    name = "moe"
-    x, w_router, b_router = router_arguments(name, x, w_router, b_router, logits_dtype, "b_router")
-    expert_bias, token_mask = choice_arguments(name, w_router.shape[0], x.dtype, k, scores, expert_bias, token_mask)
-    check.same_device(name, x, expert_bias=expert_bias, token_mask=token_mask)
-    x, *experts, addend = _expert_arguments(
-        name, x, w_up, w_down, b_up, b_down, addend, activation, layout, transposed, score_on, save
-    )
-    save_z = save == "preactivation" and check.requires_gradient(x, w_router, b_router, *experts)
-    y, _, logits, chosen, ids, _, found, _, *lists = ops.moe_forward(
-        x, w_router, b_router, expert_bias, token_mask, k, scores, groups, top_groups, renormalise, float(scale),
-        logits_dtype == "input", nan_tokens is not None, return_routing is True, *experts, addend, activation, score_on,
-        save_z, True, backend or "automatic",
+    w_up, second = check.pair("moe", w_up, activation in GATED, layout)
+    tensors = (x, w_router, b_router, expert_bias, token_mask, w_up, second, w_down, b_up, b_down, addend)
+    tensors = check.settled("moe", _moe_tensors, tensors, transposed)
+    check_k("moe", k, w_router.shape[0])
+    save_z = save == "preactivation" and check.requires_gradient(*tensors[:-1])
+    options = _moe_options(
+        k, scores, groups, top_groups, renormalise, scale, logits_dtype, nan_tokens is not None, return_routing is True,
+        layout, transposed, activation, score_on, save, save_z, backend,
     )  # fmt: skip
+    y, _, logits, chosen, ids, _, found, _, *lists = ops.moe_forward(*tensors, options)
     if nan_tokens is not None:
         nan_tokens.add_(found)
-    return (y, Routing(logits, ids, chosen, IndexLists(*lists))) if return_routing else y
+    if not return_routing:
+        return y
+    return y, Routing(nothing(x) if logits is None else logits, ids, chosen, IndexLists(*lists))
+
+
+def _moe_tensors(
+    x, w_router, b_router, expert_bias, token_mask, w_up, second, w_down, b_up, b_down, addend, transposed
+) -> tuple:
+    """The tensors as the operator takes them, checked."""
+    name = "moe"
+    x, w_router, b_router = router_tensors(name, x, w_router, b_router, "b_router")
+    expert_bias, token_mask = choice_tensors(name, x.dtype, expert_bias, token_mask)
+    check.same_device(name, x, expert_bias=expert_bias, token_mask=token_mask)
+    x, *experts, addend = _expert_tensors(name, x, w_up, second, w_down, b_up, b_down, addend, transposed)
+    return x, w_router, b_router, expert_bias, token_mask, *experts, addend
+
+
+@check.once
+def _moe_options(
+    k, scores, groups, top_groups, renormalise, scale, logits_dtype, count_nan_tokens, return_logits, layout,
+    transposed, activation, score_on, save, save_z, backend,
+) -> ops.MoeOptions:  # fmt: skip
+    name = "moe"
+    check.choice(name, "logits_dtype", logits_dtype, LOGITS_DTYPES)
+    check.choice(name, "scores", scores, ROUTER_SCORES)
+    gate_block = _expert_options(name, activation, layout, score_on, save)
+    return ops.MoeOptions(
+        k, scores, groups, top_groups, renormalise, float(scale), logits_dtype == "input", count_nan_tokens,
+        return_logits, gate_block, transposed, activation, score_on, save_z, True, backend or "automatic",
+    )  # fmt: skip
 
 
 # ---- the experts
@@ -214,28 +243,32 @@ def _experts(
     backend,
 ):  # fmt: skip
     check.same_device(function, x, scores=scores, expert_offsets=lists.expert_offsets)
-    x, *weights, addend = _expert_arguments(
-        function, x, w_up, w_down, b_up, b_down, addend, activation, layout, transposed, score_on, save
+    gate_block = _expert_options(function, activation, layout, score_on, save)
+    w_up, second = check.pair(function, w_up, activation in GATED, layout)
+    x, w_up, second, w_down, b_up, b_down, addend = _expert_tensors(
+        function, x, w_up, second, w_down, b_up, b_down, addend, transposed
     )
     if scores is not None:
         scores = scores.to(score_dtype(x.dtype)).contiguous()
-    save_z = save == "preactivation" and check.requires_gradient(x, scores, *weights)
+    save_z = save == "preactivation" and check.requires_gradient(x, scores, w_up, second, w_down, b_up, b_down)
     y, _ = ops.layer_forward(
-        x, *lists[:6], scores, *weights, addend, activation, score_on, save_z, True, backend or "automatic"
-    )
+        x, *lists[:6], scores, w_up, second, gate_block, transposed, w_down, transposed, b_up, b_down, addend,
+        activation, score_on, save_z, True, backend or "automatic",
+    )  # fmt: skip
     return y
 
 
-def _expert_arguments(
-    function, x, w_up, w_down, b_up, b_down, addend, activation, layout, transposed, score_on, save
-) -> tuple:
-    """x, then weights, biases and addend in the order of the operators; checked, in autocast's dtype."""
-    check.activations(function, "x", x)
+def _expert_options(function: str, activation, layout, score_on, save) -> int:
+    """gate_block of the layout, all of them checked."""
     check.choice(function, "activation", activation, ACTIVATIONS)
     check.choice(function, "score_on", score_on, SCORE_PLACEMENTS)
     check.choice(function, "save", save, SAVE_MODES)
-    gate_block = check.gate_block(function, layout)
-    w_up, second = check.pair(function, w_up, activation in GATED, layout)
+    return check.gate_block(function, layout)
+
+
+def _expert_tensors(function, x, w_up, second, w_down, b_up, b_down, addend, transposed) -> tuple:
+    """x, then weights, biases and addend in the order of the operators; checked, in autocast's dtype."""
+    check.activations(function, "x", x)
     check.tensor(function, "w_up", w_up, "(E, H, G*I)" if transposed else "(E, G*I, H)")
     check.tensor(function, "w_up[1]", second, "(E, H, I)" if transposed else "(E, I, H)", optional=True)
     check.tensor(function, "w_down", w_down, "(E, I, H)" if transposed else "(E, H, I)")
@@ -245,4 +278,4 @@ def _expert_arguments(
     x, w_up, second, w_down, addend, b_up, b_down = check.autocast(x, *tensors.values())
     check.same_dtype(function, x, **{"w_up": w_up, "w_up[1]": second, "w_down": w_down, "addend": addend})
     check.same_dtype(function, x, or_float32=True, b_up=b_up, b_down=b_down)
-    return x, w_up, second, gate_block, transposed, w_down, transposed, b_up, b_down, addend
+    return x, w_up, second, w_down, b_up, b_down, addend

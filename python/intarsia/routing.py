@@ -60,13 +60,12 @@ def router_logits(
     Face's routers do: that choice decides ids. w_router and bias: x's dtype or float32. Differentiable. Raises
     InvalidArgument.
     """
-    x, w_router, bias = router_arguments("router_logits", x, w_router, bias, logits_dtype)
+    check.choice("router_logits", "logits_dtype", logits_dtype, LOGITS_DTYPES)
+    x, w_router, bias = router_tensors("router_logits", x, w_router, bias, "bias")
     return ops.router_logits(x, w_router, bias, logits_dtype == "input", backend or "automatic")
 
 
-def router_arguments(
-    function: str, x: Tensor, w_router: Tensor, bias: Tensor | None, logits_dtype: str, bias_name: str = "bias"
-) -> tuple:
+def router_tensors(function: str, x: Tensor, w_router: Tensor, bias: Tensor | None, bias_name: str) -> tuple:
     """x, w_router and bias, checked and as the operator takes them. Autocast touches x alone: the router's parameters
     stay in float32 if they are.
     """
@@ -74,7 +73,6 @@ def router_arguments(
     check.tensor(function, "w_router", w_router, "(E, H)")
     check.tensor(function, bias_name, bias, "(E)", optional=True)
     check.activations(function, "x", x)
-    check.choice(function, "logits_dtype", logits_dtype, LOGITS_DTYPES)
     parameters = {"w_router": w_router, bias_name: bias}
     check.same_device(function, x, **parameters)
     (x,) = check.autocast(x)
@@ -110,7 +108,9 @@ def route(
     name = "route"
     check.tensor(name, "logits", logits, "(T, E)")
     check.activations(name, "logits", logits)
-    expert_bias, token_mask = choice_arguments(name, logits.shape[1], logits.dtype, k, scores, expert_bias, token_mask)
+    check.choice(name, "scores", scores, ROUTER_SCORES)
+    check_k(name, k, logits.shape[1])
+    expert_bias, token_mask = choice_tensors(name, logits.dtype, expert_bias, token_mask)
     chosen, ids, _, found = ops.route(
         logits, expert_bias, token_mask, k, scores, groups, top_groups, renormalise, float(scale),
         nan_tokens is not None, backend or "automatic",
@@ -120,20 +120,10 @@ def route(
     return ids, chosen
 
 
-def choice_arguments(
-    function: str,
-    experts: int,
-    dtype: torch.dtype,
-    k: int,
-    scores: str,
-    expert_bias: Tensor | None,
-    token_mask: Tensor | None,
-) -> tuple:
-    """expert_bias and token_mask, checked with k and scores and as the operator takes them beside logits of `dtype`."""
+def choice_tensors(function: str, dtype: torch.dtype, expert_bias: Tensor | None, token_mask: Tensor | None) -> tuple:
+    """expert_bias and token_mask, checked and as the operator takes them beside logits of `dtype`."""
     check.tensor(function, "expert_bias", expert_bias, "(E)", optional=True)
     check.tensor(function, "token_mask", token_mask, "(T)", optional=True)
-    check.choice(function, "scores", scores, ROUTER_SCORES)
-    check_k(function, k, experts)
     if expert_bias is not None:
         expert_bias = expert_bias.to(score_dtype(dtype))
     return check.contiguous(expert_bias, token_mask)

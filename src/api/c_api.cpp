@@ -113,7 +113,7 @@ class Binder {
     for (std::size_t i = 0; i < count_; ++i)
       if (!taken_[i])
         throw InvalidArgument(std::string(what) + ": has no argument \"" + arguments_[i].name +
-                              "\"; see intarsia/ops.h for its fields");
+                              "\"; see intarsia/ops.h and moe.h for its fields");
   }
 
  private:
@@ -157,6 +157,7 @@ void with_operation(const char* operation, const intarsia_argument* arguments, s
   };
 #define INTARSIA_ATTEMPT(Op) attempt(Op{});
   INTARSIA_FOR_EACH_OPERATION(INTARSIA_ATTEMPT)
+  INTARSIA_FOR_EACH_COMPOSITION(INTARSIA_ATTEMPT)
 #undef INTARSIA_ATTEMPT
   if (!found)
     throw InvalidArgument("operation: there is none named \"" + std::string(name) + "\"; intarsia_operation lists them");
@@ -192,7 +193,8 @@ intarsia_status intarsia_explain(const char* operation, const intarsia_argument*
 
 const char* intarsia_operation(size_t index) {
 #define INTARSIA_NAME(Op) Op::kName,
-  static constexpr auto kNames = std::to_array<const char*>({INTARSIA_FOR_EACH_OPERATION(INTARSIA_NAME)});
+  static constexpr auto kNames =
+      std::to_array<const char*>({INTARSIA_FOR_EACH_OPERATION(INTARSIA_NAME) INTARSIA_FOR_EACH_COMPOSITION(INTARSIA_NAME)});
 #undef INTARSIA_NAME
   return index < kNames.size() ? kNames[index] : nullptr;
 }

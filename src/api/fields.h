@@ -5,7 +5,7 @@
 // value(name, T&) for bool, std::int64_t, double and the enums.
 #pragma once
 
-#include "intarsia/ops.h"
+#include "intarsia/moe.h"
 
 namespace intarsia {
 
@@ -320,6 +320,76 @@ void fields(V& v, LayerBackward& o) {
   v.optional_inout("z", o.z);
   v.optional_out("dx", o.dx);
   v.optional_out("dscores", o.dscores);
+  detail::dw_up_out(v, o.dw_up);
+  detail::dw_down_out(v, o.dw_down);
+  v.optional_out("db_up", o.db_up);
+  v.optional_out("db_down", o.db_down);
+}
+
+template <class V>
+void fields(V& v, MoeForward& o) {
+  v.in("x", o.x);
+  v.in("w_router", o.w_router);
+  v.optional_in("b_router", o.b_router);
+  v.optional_in("expert_bias", o.expert_bias);
+  v.optional_in("token_mask", o.token_mask);
+  detail::w_up_in(v, o.w_up);
+  detail::w_down_in(v, o.w_down);
+  v.optional_in("b_up", o.b_up);
+  v.optional_in("b_down", o.b_down);
+  v.optional_in("addend", o.addend);
+  v.value("scores_kind", o.scores_kind);
+  v.value("groups", o.groups);
+  v.value("top_groups", o.top_groups);
+  v.value("renormalise", o.renormalise);
+  v.value("scale", o.scale);
+  v.value("logits_dtype", o.logits_dtype);
+  v.value("activation", o.activation);
+  v.value("score_on", o.score_on);
+  v.optional_out("logits", o.logits);
+  v.optional_out("rounded_logits", o.rounded_logits);
+  v.out("ids", o.ids);
+  v.out("scores", o.scores);
+  v.optional_out("raw_scores", o.raw_scores);
+  v.optional_inout("nan_tokens", o.nan_tokens);
+  v.out("expert_offsets", o.expert_offsets);
+  v.out("row_token", o.row_token);
+  v.out("row_slot", o.row_slot);
+  v.out("slot_row", o.slot_row);
+  v.optional_out("z", o.z);
+  v.out("y", o.y);
+}
+
+template <class V>
+void fields(V& v, MoeBackward& o) {
+  v.in("dy", o.dy);
+  v.in("x", o.x);
+  v.in("w_router", o.w_router);
+  v.optional_in("b_router", o.b_router);
+  v.optional_in("logits", o.logits);
+  v.in("ids", o.ids);
+  v.in("scores", o.scores);
+  v.optional_in("raw_scores", o.raw_scores);
+  v.in("expert_offsets", o.expert_offsets);
+  v.in("row_token", o.row_token);
+  v.in("row_slot", o.row_slot);
+  v.in("slot_row", o.slot_row);
+  detail::w_up_in(v, o.w_up);
+  detail::w_down_in(v, o.w_down);
+  v.optional_in("b_up", o.b_up);
+  v.optional_in("b_down", o.b_down);
+  v.value("scores_kind", o.scores_kind);
+  v.value("renormalise", o.renormalise);
+  v.value("scale", o.scale);
+  v.value("logits_dtype", o.logits_dtype);
+  v.value("dlogits_dtype", o.dlogits_dtype);
+  v.value("activation", o.activation);
+  v.value("score_on", o.score_on);
+  v.value("overwrite_z", o.overwrite_z);
+  v.optional_inout("z", o.z);
+  v.optional_out("dx", o.dx);
+  v.optional_out("dw_router", o.dw_router);
+  v.optional_out("db_router", o.db_router);
   detail::dw_up_out(v, o.dw_up);
   detail::dw_down_out(v, o.dw_down);
   v.optional_out("db_up", o.db_up);

@@ -1,122 +1,18 @@
 // run, supports, explain, workspace_bytes of every operation: check, choose a backend, give it memory, compute.
 #include <cstdlib>
-#include <new>
 #include <string>
 #include <string_view>
 
-#include "api/fields.h"
+#include "api/choose.h"
 #include "api/host_lists.h"
 #include "api/validate.h"
-#include "base/memory_counter.h"
+#include "api/workspace_block.h"
 #include "base/parallel.h"
 #include "cpu/cpu.h"
-#if defined(INTARSIA_CUDA)
-#include "cuda/cuda.h"
-#endif
 #include "reference/reference.h"
 
 namespace intarsia {
 namespace {
-
-std::string device_text(Device device) {
-  return device.type == DeviceType::cpu ? "cpu" : "cuda:" + std::to_string(device.index);
-}
-
-/// What the choice of a backend depends on: the one device of all tensors, and whether any is float64.
-struct Survey {
-  const char* operation = "";
-  bool any = false;
-  Device device = {};
-  const char* first = nullptr;
-  bool float64 = false;
-  DType widest_float = DType::float32;
-
-  void look(const char* name, const TensorView& v) {
-    if (!v.defined()) return;
-    if (!any) {
-      any = true;
-      device = v.device;
-      first = name;
-    } else if (!(v.device == device)) {
-      throw InvalidArgument(std::string(operation) + ": " + name + ": expected a tensor on " + device_text(device) + " like " +
-                            first + ", got one on " + device_text(v.device) + "; move it there");
-    }
-    if (v.dtype == DType::float64) float64 = true;
-    if (v.dtype == DType::bfloat16 || v.dtype == DType::float16) widest_float = v.dtype;
-  }
-  void in(const char* name, TensorView& v) { look(name, v); }
-  void optional_in(const char* name, TensorView& v) { look(name, v); }
-  void out(const char* name, TensorView& v) { look(name, v); }
-  void optional_out(const char* name, TensorView& v) { look(name, v); }
-  void inout(const char* name, TensorView& v) { look(name, v); }
-  void optional_inout(const char* name, TensorView& v) { look(name, v); }
-  template <class T>
-  void value(const char*, T&) {}
-};
-
-template <class Op>
-Survey survey(const Op& op) {
-  Survey s;
-  s.operation = Op::kName;
-  Op copy = op;
-  fields(s, copy);
-  return s;
-}
-
-struct Choice {
-  Backend backend;
-  std::string why;
-  std::string refusal;  // not empty: nothing can run this
-};
-
-/// Empty when this process can compute on that CUDA device.
-std::string cuda_problem([[maybe_unused]] int index) {
-#if defined(INTARSIA_CUDA)
-  return cuda::device_problem(index);
-#else
-  return "this build has no CUDA kernels; move the tensors to the CPU, or build where nvcc is";
-#endif
-}
-
-Choice choose(const Survey& s, Backend wanted) {
-  if (s.device.type == DeviceType::cuda) {
-    if (wanted == Backend::reference || wanted == Backend::cpu)
-      return {wanted, "",
-              "backend \"" + std::string(to_string(wanted)) + "\" computes on the CPU, and the tensors are on CUDA; move them"};
-    return {Backend::cuda, "the tensors are on CUDA", cuda_problem(s.device.index)};
-  }
-  if (wanted == Backend::cuda) return {wanted, "", "backend \"cuda\" wants CUDA tensors, and these are on the CPU; move them"};
-  if (wanted == Backend::reference) return {wanted, "asked for", ""};
-  if (s.float64 && wanted == Backend::cpu)
-    return {wanted, "", "backend \"cpu\" has no float64; use backend \"reference\" or float32"};
-  if (s.float64) return {Backend::reference, "float64 has plain loops only", ""};
-  return {Backend::cpu, wanted == Backend::cpu ? "asked for" : "the tensors are on the CPU", ""};
-}
-
-/// One block from the caller's allocator, counted where a counter is given, and given back on every path.
-class WorkspaceBlock {
- public:
-  WorkspaceBlock(Allocator& allocator, std::size_t bytes, MemoryCounter* counter = nullptr)
-      : allocator_(allocator), bytes_(bytes), counter_(counter) {
-    if (bytes_ == 0) return;
-    pointer_ = allocator_.allocate(bytes_);
-    if (counter_) counter_->add(bytes_);
-  }
-  ~WorkspaceBlock() {
-    if (!pointer_) return;
-    allocator_.deallocate(pointer_, bytes_);
-    if (counter_) counter_->remove(bytes_);
-  }
-  WorkspaceBlock(const WorkspaceBlock&) = delete;
-  WorkspaceBlock& operator=(const WorkspaceBlock&) = delete;
-  std::byte* get() const { return static_cast<std::byte*>(pointer_); }
-
- private:
-  Allocator& allocator_;
-  std::size_t bytes_;
-  MemoryCounter* counter_;
-  void* pointer_ = nullptr;
-};
 
 template <class Op>
 std::size_t bytes_for(const Op& op, Backend backend, int workers) {
@@ -160,7 +56,7 @@ void validate_call(const Op& op, [[maybe_unused]] const Choice& choice, [[maybe_
 
 struct Checked {
   Backend backend;
-  int device;
+  Device device;
 };
 
 template <class Op>
@@ -169,35 +65,20 @@ Checked checked(const Op& op, const Context& context) {
   const Choice choice = choose(s, context.backend);
   validate_call(op, choice, s.device.index, context.stream);
   if (!choice.refusal.empty()) throw Unsupported(std::string(Op::kName) + ": " + choice.refusal);
-  return {choice.backend, s.device.index};
+  return {choice.backend, s.device};
 }
-
-template <class Op>
-void run_on_host(const Op& op, Backend backend, const Context& context) {
-  const int workers = max_workers();
-  const WorkspaceBlock workspace(context.allocator ? *context.allocator : host_allocator(), bytes_for(op, backend, workers));
-  const Execution execution{nullptr, workspace.get(), workers};
-  if (backend == Backend::cpu) cpu::run(op, execution);
-  else reference::run(op, execution);
-}
-
-#if defined(INTARSIA_CUDA)
-template <class Op>
-void run_on_cuda(const Op& op, int device, const Context& context) {
-  cuda::StreamAllocator on_stream(device, context.stream);
-  const WorkspaceBlock workspace(context.allocator ? *context.allocator : on_stream, cuda::workspace_bytes(op),
-                                 &device_workspaces());
-  cuda::run(op, {context.stream, workspace.get(), 1});
-}
-#endif
 
 template <class Op>
 void run_op(const Op& op, const Context& context) {
-  const Checked choice = checked(op, context);
+  const auto [backend, device] = checked(op, context);
+  const int workers = backend == Backend::cuda ? 1 : max_workers();
+  const WorkspaceBlock workspace(device, context, bytes_for(op, backend, workers));
+  const Execution execution{context.stream, workspace.get(), workers};
 #if defined(INTARSIA_CUDA)
-  if (choice.backend == Backend::cuda) return run_on_cuda(op, choice.device, context);
+  if (backend == Backend::cuda) return cuda::run(op, execution);
 #endif
-  run_on_host(op, choice.backend, context);
+  if (backend == Backend::cpu) cpu::run(op, execution);
+  else reference::run(op, execution);
 }
 
 template <class Op>

@@ -49,6 +49,7 @@ std::string schema(std::string_view operation) {
   };
 #define INTARSIA_ATTEMPT(Op) attempt(Op{});
   INTARSIA_FOR_EACH_OPERATION(INTARSIA_ATTEMPT)
+  INTARSIA_FOR_EACH_COMPOSITION(INTARSIA_ATTEMPT)
 #undef INTARSIA_ATTEMPT
   if (result.empty()) throw InvalidArgument("operation: there is none named \"" + std::string(operation) + "\"");
   return result;

@@ -1,8 +1,9 @@
 // The torch operators, on the stable ABI of LibTorch: the only file of the project that includes torch.
 //
-// Every operation of ops.h is registered once, as intarsia::<name>.out, under the CPU and CUDA keys; the schemas come from
-// Python (intarsia_schema of the C API). A kernel takes its arguments off the stack in the order of fields.h, looks at them as
-// TensorViews and calls intarsia::run. Nothing of ATen's C++ interface is used, so a build with one torch loads in later ones.
+// Every operation of ops.h and moe.h is registered once, as intarsia::<name>.out, under the CPU and CUDA keys; the schemas come
+// from Python (intarsia_schema of the C API). A kernel takes its arguments off the stack in the order of fields.h, looks at
+// them as TensorViews and calls intarsia::run. Nothing of ATen's C++ interface is used, so a build with one torch loads in
+// later ones.
 #include <dlfcn.h>
 
 #include <cstring>
@@ -17,7 +18,7 @@
 
 #include "api/fields.h"
 #include "intarsia/error.h"
-#include "intarsia/ops.h"
+#include "intarsia/moe.h"
 
 namespace {
 
@@ -253,6 +254,7 @@ void kernel(StableIValue* stack, std::uint64_t, std::uint64_t) {
 void register_all(torch::stable::detail::StableLibrary& library) {
 #define INTARSIA_REGISTER(Op) library.impl((std::string(intarsia::Op::kName) + ".out").c_str(), &kernel<intarsia::Op>);
   INTARSIA_FOR_EACH_OPERATION(INTARSIA_REGISTER)
+  INTARSIA_FOR_EACH_COMPOSITION(INTARSIA_REGISTER)
 #undef INTARSIA_REGISTER
 }
 

@@ -6,7 +6,7 @@ import torch
 from layers import UNIT, Spec, draw_inputs
 
 import intarsia
-from intarsia import _core, ops, reference
+from intarsia import _core, reference
 
 FAMILIES = ("softmax", "softmax_renorm", "sigmoid_group", "sigmoid")
 CHOICE = ("scores", "expert_bias", "groups", "top_groups", "renormalise", "scale", "token_mask")
@@ -93,21 +93,18 @@ class Calls:
     """Records the raw operations that a block runs, with their fields."""
 
     def __enter__(self):
-        self.original, self.seen = _core.run, []
-        modules = (_core, ops.router, ops.lists)
-        self.places = [(m, "run") for m in modules]
+        self.original, self.seen = _core.call, []
 
-        def spy(operation, **fields):
-            self.seen.append((operation, fields))
-            return self.original(operation, **fields)
+        def spy(operation, *arguments):
+            fields = zip(_core.raw_operators[operation].names, arguments, strict=True)
+            self.seen.append((operation, dict(fields)))
+            return self.original(operation, *arguments)
 
-        for module, name in self.places:
-            setattr(module, name, spy)
+        _core.call = spy
         return self
 
     def __exit__(self, *_):
-        for module, name in self.places:
-            setattr(module, name, self.original)
+        _core.call = self.original
 
     def names(self):
         return [name for name, _ in self.seen]

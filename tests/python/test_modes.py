@@ -5,6 +5,7 @@ import threading
 import pytest
 import torch
 from layers import Spec, draw_inputs, results
+from moe_layers import Calls
 from torch.utils.checkpoint import checkpoint
 
 import intarsia
@@ -92,25 +93,14 @@ def test_core_memory_is_planned_memory():
 def test_inference_writes_no_z_and_saves_nothing():
     layer = intarsia.MoE(16, 12, experts=4, experts_per_token=2)
     x = torch.randn(20, 16)
-    seen = []
-    forward = _core.run
-
-    def spy(operation, **fields):
-        if operation == "layer_forward":
-            seen.append(fields["z"])
-        return forward(operation, **fields)
-
-    layer_ops._core.run, original = spy, layer_ops._core.run
-    try:
+    with Calls() as calls:
         with torch.no_grad():
             _, held, count = saved_tensors(lambda: layer(x), layer.parameters())
         layer.requires_grad_(False)
         _, also_held, also_count = saved_tensors(lambda: layer(x), layer.parameters())
         layer.requires_grad_(True)(x)
-    finally:
-        layer_ops._core.run = original
     assert (held, count, also_held, also_count) == (0, 0, 0, 0)
-    assert [z is None for z in seen] == [True, True, False]
+    assert [fields["z"] is None for _, fields in calls.seen] == [True, True, False]
 
 
 def test_number_of_saved_tensors_never_depends_on_routing():

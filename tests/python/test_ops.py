@@ -48,9 +48,12 @@ def layer_arguments(grad=True, save_z=True, biases=False, rounded=False, second=
 
 
 def moe_arguments(options, grad=True, save_z=True, biases=False, return_logits=True):
-    weights = layer_arguments(grad, save_z, biases)[8:]
-    b_router = rand(E, grad=grad) if biases else None
-    return (rand(T, H, grad=grad), rand(E, H, grad=grad), b_router, *options, False, False, return_logits, *weights)
+    """`options`: k to scale."""
+    w_up, second, gate_block, transposed, w_down, _, *rest = layer_arguments(grad, save_z, biases)[8:]
+    b_up, b_down, addend, *others = rest
+    router = (rand(T, H, grad=grad), rand(E, H, grad=grad), rand(E, grad=grad) if biases else None, None, None)
+    flags = (False, False, return_logits, gate_block, transposed)
+    return (*router, w_up, second, w_down, b_up, b_down, addend, *options, *flags, *others)
 
 
 def layer_backward_arguments():
@@ -72,8 +75,8 @@ def cases():
         ),
     )  # fmt: skip
     for kind in ("softmax", "softmax_renorm", "sigmoid_group", "sigmoid"):
-        options = (None, None, K, kind, 2, 1, True, 1.0)
-        yield "route", lambda o=options: (rand(T, E), *o, True, AUTO)
+        options = (K, kind, 2, 1, True, 1.0)
+        yield "route", lambda o=options: (rand(T, E), None, None, *o, True, AUTO)
         yield "moe_forward", lambda o=options: moe_arguments(o, biases=True)
     yield "moe_forward", lambda: moe_arguments(options, save_z=False)
     yield "moe_forward", lambda: moe_arguments(options, return_logits=False)

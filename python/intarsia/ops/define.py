@@ -18,9 +18,10 @@ class Operator:
     time): more than all checks and launches of a layer. Both ways run the same kernel, setup and backward.
     """
 
-    def __init__(self, name: str, kernel: Callable, setup: Callable | None, backward: Callable):
+    def __init__(self, name: str, kernel: Callable, setup: Callable | None, backward: Callable, options: type | None):
         self.overload = getattr(torch.ops.intarsia, name).default
-        self._kernel = kernel
+        self._kernel, self._options = kernel, options
+        self._plain = _PLAIN | {options}
 
         def forward(ctx, *arguments):
             with torch._C._AutoDispatchBelowAutograd():
@@ -31,45 +32,72 @@ class Operator:
 
         functions = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
         self._node = type(name, (torch.autograd.Function,), functions)
+        # What torch.autograd.Function.apply adds is for function transforms, which are not active where this is called.
+        self._apply = super(torch.autograd.Function, self._node).apply
 
     def __call__(self, *arguments):
-        if torch.compiler.is_compiling() or not _unobserved(arguments):
-            return self.overload(*arguments)
+        if torch.compiler.is_compiling() or not self._unobserved(arguments):
+            return self.overload(*(arguments if self._options is None else (*arguments[:-1], *arguments[-1])))
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
-            return self._node.apply(*arguments)
+            return self._apply(*arguments)
         with torch._C._AutoDispatchBelowAutograd():
             return self._kernel(*arguments)
+
+    def _unobserved(self, arguments: tuple) -> bool:
+        """No dispatch mode, function transform, subclass or symbolic number: the dispatcher has nothing to add."""
+        return (
+            _get_current_dispatch_mode() is None
+            and not torch._C._are_functorch_transforms_active()
+            and self._plain.issuperset(map(type, arguments))
+        )
 
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None), bool, int, float, str, list, torch.dtype))
 
 
-def _unobserved(arguments: tuple) -> bool:
-    """No dispatch mode, function transform, tensor subclass or symbolic number: the dispatcher has nothing to add."""
-    return (
-        _get_current_dispatch_mode() is None
-        and not torch._C._are_functorch_transforms_active()
-        and _PLAIN.issuperset(map(type, arguments))
-    )
-
-
 def define(
-    schema: str, kernel: Callable, fake: Callable, setup: Callable | None = None, backward: Callable | None = None
+    schema: str,
+    kernel: Callable,
+    fake: Callable,
+    setup: Callable | None = None,
+    backward: Callable | None = None,
+    options: type | None = None,
 ) -> Operator:
     """Registers intarsia::<name> and returns the operator.
 
-    `kernel` allocates the outputs and calls the raw operator; `fake` gives their shapes alone. Without `backward` a
-    gradient through the operator is refused in a sentence (or there is none to give, for integer outputs).
+    `kernel` allocates the outputs (None for one that nobody asked for: torch gets an empty tensor) and calls the raw
+    operator; `fake` gives their shapes alone. Without `backward` a gradient through the operator is refused in a
+    sentence (or there is none to give, for integer outputs). `options`, a NamedTuple, is one argument in the place of
+    the last ones of the schema: autograd looks at every argument of a node, and what it looks at takes time.
     """
     name = schema.partition("(")[0]
     library, qualified = _core.library, f"intarsia::{name}"
+    backward = backward or _refuse(name)
+    count = 1 if options is None else len(options._fields)
+
+    def packed(arguments: tuple) -> tuple:
+        return arguments if options is None else (*arguments[:-count], options(*arguments[-count:]))
+
+    def registered(function: Callable) -> Callable:
+        def with_all_outputs(*arguments):
+            found = function(*packed(arguments))
+            return present(found, arguments[0]) if isinstance(found, tuple) else found
+
+        return with_all_outputs
+
+    def setup_context(ctx, inputs, output):
+        if setup is not None:
+            setup(ctx, packed(inputs), output)
+
+    def gradient(ctx, *gradients):
+        found = backward(ctx, *gradients)
+        return found if count == 1 else (*found, *(None,) * (count - 1))
+
     library.define(schema)
-    library.impl(name, kernel, "CompositeExplicitAutograd")
-    torch.library.register_fake(qualified, fake, lib=library)
-    if backward is None:
-        backward = _refuse(name)
-    torch.library.register_autograd(qualified, backward, setup_context=setup, lib=library)
-    return Operator(name, kernel, setup, backward)
+    library.impl(name, registered(kernel), "CompositeExplicitAutograd")
+    torch.library.register_fake(qualified, registered(fake), lib=library)
+    torch.library.register_autograd(qualified, gradient, setup_context=setup_context, lib=library)
+    return Operator(name, kernel, setup, backward, options)
 
 
 def _refuse(name: str):

@@ -9,47 +9,46 @@ over E (softmax) needs logits: kept where they have 16 bits (2TE bytes, for a pa
 computed again from x and w_router.
 """
 
+from typing import NamedTuple
+
 import torch
 
-from .define import asked_for, define, keep, kept, nothing, score_dtype, wanted
-from .layer import FORWARD_NAMES, KEPT, OPTIONS, WEIGHTS, Preactivations, expert_gradients, fake_layer, run_layer
-from .lists import fake_build_index, run_build_index
-from .router import fake_logits, fake_route, logits_gradients, route_backward, router_logits, run_logits, run_route
+from .. import _core
+from .define import asked_for, define, eager, score_dtype, wanted
+from .layer import Preactivations, expert_gradients, z_width
+from .router import logits_gradients, route_backward, router_logits
 
-_EXPERTS = FORWARD_NAMES[FORWARD_NAMES.index("w_up") :]  # weights to backend, as layer_forward takes them
+
+class MoeOptions(NamedTuple):
+    """What moe_forward takes beside tensors."""
+
+    k: int
+    scores_kind: str
+    groups: int
+    top_groups: int
+    renormalise: bool
+    scale: float
+    input_dtype: bool  # logits have x's dtype
+    count_nan_tokens: bool
+    return_logits: bool
+    gate_block: int
+    transposed: bool
+    activation: str
+    score_on: str
+    save_z: bool
+    overwrite_z: bool
+    backend: str
+
+
 _ROUTER = ("x", "w_router", "b_router")
-NAMES = (
-    *_ROUTER, "expert_bias", "token_mask", "k", "scores_kind", "groups", "top_groups", "renormalise", "scale",
-    "input_dtype", "count_nan_tokens", "return_logits", *_EXPERTS,
-)  # fmt: skip
-_TENSORS = (*_ROUTER, "expert_bias", "token_mask", "w_up", "w_up_second", "w_down", "b_up", "b_down", "addend")
+_EXPERTS = ("w_up", "w_up_second", "w_down", "b_up", "b_down")
+TENSORS = (*_ROUTER, "expert_bias", "token_mask", *_EXPERTS, "addend")
+_LEARNING = (*_ROUTER, *_EXPERTS)  # whose gradients moe_backward computes
 _LISTS = ("expert_offsets", "row_token", "row_slot", "slot_row")
-_KEPT = (*KEPT, "w_router", "b_router", "ids", "raw_scores", "logits")
-_OPTIONS = (*OPTIONS, "scores_kind", "renormalise", "scale", "input_dtype")
+_KEPT = (*_LEARNING, "z", "logits", "ids", "scores", "raw_scores", *_LISTS)
 
 
-def _composed(logits_of, route_of, index_of, experts_of):
-    """The operator of its four steps: their kernels, or their fakes."""
-
-    def forward(x, w_router, b_router, expert_bias, token_mask, k, *rest):
-        *choice, input_dtype, count_nan_tokens, return_logits = rest[:8]
-        experts, (save_z, _, backend) = rest[8:], rest[-3:]
-        logits = logits_of(x, w_router, b_router, input_dtype, backend)
-        keeps_logits, rounded_logits = _keeps_logits(x, w_router, choice[0], save_z), None
-        if keeps_logits and logits.dtype != x.dtype:
-            rounded_logits = torch.empty_like(logits, dtype=x.dtype)
-        scores, ids, raw_scores, nan_tokens = route_of(
-            logits, expert_bias, token_mask, k, *choice, count_nan_tokens, backend, rounded_logits
-        )
-        if rounded_logits is None:
-            rounded_logits = logits if keeps_logits and not return_logits else nothing(x)
-        if not return_logits:  # they need not live beside the experts' memory
-            logits = nothing(x)
-        lists = index_of(ids, None, w_router.shape[0], backend)
-        y, z = experts_of(x, *lists, None, None, scores, *experts)
-        return y, z, logits, scores, ids, raw_scores, nan_tokens, rounded_logits, *lists
-
-    return forward
+# ---- which dtypes
 
 
 def _backward_dtype(x, w_router):
@@ -62,58 +61,152 @@ def _dlogits_dtype(x, w_router):
     return score_dtype(x.dtype) if x.dtype == torch.float16 else _backward_dtype(x, w_router)
 
 
-def _keeps_logits(x, w_router, scores_kind, save_z):
-    return save_z and scores_kind == "softmax" and _backward_dtype(x, w_router).itemsize == 2
+def _logits_dtype(x, o):
+    return x.dtype if o.input_dtype else score_dtype(x.dtype)
+
+
+def _recomputed_dtype(x, w_router, o):
+    return x.dtype if o.input_dtype else _backward_dtype(x, w_router)
+
+
+def _keeps_logits(x, w_router, o):
+    return o.save_z and o.scores_kind == "softmax" and _backward_dtype(x, w_router).itemsize == 2
+
+
+# ---- forward
+
+
+def _forward(*arguments):
+    x, w_router, b_router, expert_bias, token_mask, w_up, w_up_second, w_down, b_up, b_down, addend, o = arguments
+    outputs = _outputs(*arguments)
+    y, z, logits, scores, ids, raw_scores, nan_tokens, kept_logits, *lists = outputs
+    rounded_logits = kept_logits
+    if o.input_dtype and kept_logits is not None:  # they need no rounding
+        logits, rounded_logits = kept_logits, None
+    _core.call(
+        "moe_forward", x, w_router, b_router, expert_bias, token_mask, w_up, w_up_second, o.gate_block, o.transposed,
+        w_down, o.transposed, b_up, b_down, addend, o.scores_kind, o.groups, o.top_groups, o.renormalise, o.scale,
+        _core.DTYPES[_logits_dtype(x, o)], o.activation, o.score_on, logits, rounded_logits, ids, scores,
+        raw_scores, nan_tokens, *lists, z, y, o.backend,
+    )  # fmt: skip
+    return outputs
+
+
+def _outputs(*arguments) -> tuple:
+    """None for an output that nobody asked for."""
+    x, w_router, *_, w_down, _, _, _, o = arguments
+    tokens, experts, k = x.shape[0], w_router.shape[0], o.k
+    keeps = _keeps_logits(x, w_router, o) and not (o.return_logits and o.input_dtype)
+    scores = x.new_empty((tokens, k), dtype=score_dtype(x.dtype))
+    ids = x.new_empty((tokens, k), dtype=torch.int32)
+    row_token = ids.new_empty((tokens * k,))
+    return (
+        torch.empty_like(x, memory_format=torch.contiguous_format),
+        x.new_empty((tokens * k, z_width(o.activation, w_down, o.transposed))) if o.save_z else None,
+        x.new_empty((tokens, experts), dtype=_logits_dtype(x, o)) if o.return_logits else None,
+        scores,
+        ids,
+        torch.empty_like(scores) if o.scores_kind == "sigmoid_group" else None,
+        ids.new_zeros((1,)) if o.count_nan_tokens else None,
+        x.new_empty((tokens, experts)) if keeps else None,
+        ids.new_empty((experts + 1,)),
+        row_token,
+        torch.empty_like(row_token),
+        torch.empty_like(ids),
+    )
+
+
+# ---- autograd
 
 
 def _setup(ctx, inputs, output):
-    values = dict(zip(NAMES, inputs, strict=True))
-    _, z, logits, scores, ids, raw_scores, nan_tokens, rounded_logits, *lists = output
-    without = () if values["return_logits"] else (logits,)
-    ctx.mark_non_differentiable(z, *without, ids, raw_scores, nan_tokens, rounded_logits, *lists)
+    x, w_router, b_router, _, _, *experts, _, o = inputs
+    _, z, logits, scores, ids, raw_scores, nan_tokens, kept_logits, *lists = output
+    fixed = [t for t in (z, ids, raw_scores, nan_tokens, kept_logits, *lists) if t is not None]
+    if logits is not None and not o.return_logits:
+        fixed.append(logits)
+    ctx.mark_non_differentiable(*fixed)
     ctx.set_materialize_grads(False)
-    ctx.edges = [name for name in _TENSORS if values[name] is not None]  # in the order of ctx.next_functions
-    ctx.z_state = Preactivations("moe", values["overwrite_z"])
-    values |= zip(_LISTS, lists, strict=True)
-    values["scores"], values["ids"], values["z"] = scores, ids, wanted(values["save_z"], z)
-    values["raw_scores"] = wanted(values["scores_kind"] == "sigmoid_group", raw_scores)
-    x, w_router = inputs[:2]
-    keeps_logits = any(ctx.needs_input_grad[:3]) and _keeps_logits(x, w_router, values["scores_kind"], values["save_z"])
-    returned = values["return_logits"] and logits.dtype == x.dtype
-    values["logits"] = wanted(keeps_logits, logits if returned else rounded_logits)
-    keep(ctx, values, _KEPT, _OPTIONS)
+    ctx.options, ctx.z_state = o, Preactivations("moe", o.overwrite_z)
+    ctx.edges = [name for name, t in zip(TENSORS, inputs, strict=False) if t is not None]  # as ctx.next_functions
+    keeps_logits = any(ctx.needs_input_grad[:3]) and _keeps_logits(x, w_router, o)
+    ctx.save_for_backward(
+        x, w_router, b_router, *experts, wanted(o.save_z, z),
+        wanted(keeps_logits, logits if o.return_logits and o.input_dtype else kept_logits),
+        ids, scores, wanted(o.scores_kind == "sigmoid_group", raw_scores), *lists,
+    )  # fmt: skip
 
 
 def _gradient(ctx, dy, _dz, dlogits, dscores, *_):
     if dy is not None:
         ctx.z_state.check()
-    asked = asked_for(NAMES, ctx.needs_input_grad, ctx.edges, ctx.next_functions)
-    values, gradients = kept(ctx, _KEPT), {}
-    router = not asked.isdisjoint(_ROUTER)
+    asked = asked_for(TENSORS, ctx.needs_input_grad[: len(TENSORS)], ctx.edges, ctx.next_functions)
+    of_y_alone = dlogits is None and dscores is None and dy is not None
+    gradients = {}
+    if of_y_alone and eager():
+        if not asked.isdisjoint(_LEARNING):
+            gradients = _backward(dy, ctx.saved_tensors, ctx.options, asked, ctx.z_state)
+    else:
+        gradients = _backward_in_steps(dy, dlogits, dscores, ctx.saved_tensors, ctx.options, asked, ctx.z_state)
+    if "addend" in asked:
+        gradients["addend"] = dy
+    return (*map(gradients.get, TENSORS), None)
+
+
+def _backward(dy, saved, o: MoeOptions, asked: set[str], z_state: Preactivations) -> dict:
+    """The gradients that are asked for, by name, in one call of the core."""
+    x, w_router, b_router, w_up, w_up_second, w_down, b_up, b_down, z, *router_and_lists = saved
+    gradients = {name: torch.empty_like(t) for name, t in zip(_LEARNING, saved, strict=False) if name in asked}
+    if "x" in gradients and not x.is_contiguous():
+        gradients["x"] = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if w_up_second is not None and ("w_up" in asked) != ("w_up_second" in asked):  # the two are one to the core
+        gradients = {"w_up": torch.empty_like(w_up), "w_up_second": torch.empty_like(w_up_second)} | gradients
+    of, overwrite_z = gradients.get, z_state.spend(z)
+    _core.call(
+        "moe_backward", dy, x, w_router, b_router, *router_and_lists, w_up, w_up_second, o.gate_block, o.transposed,
+        w_down, o.transposed, b_up, b_down, o.scores_kind, o.renormalise, o.scale,
+        _core.DTYPES[_recomputed_dtype(x, w_router, o)], _core.DTYPES[_dlogits_dtype(x, w_router)], o.activation,
+        o.score_on, overwrite_z, z, of("x"), of("w_router"), of("b_router"), of("w_up"), of("w_up_second"),
+        o.gate_block, o.transposed, of("w_down"), o.transposed, of("b_up"), of("b_down"), o.backend,
+    )  # fmt: skip
+    if overwrite_z:
+        torch.autograd.graph.increment_version(z)
+    return gradients
+
+
+def _backward_in_steps(dy, dlogits, dscores, saved, o: MoeOptions, asked: set[str], z_state: Preactivations) -> dict:
+    """The same through the operators of the steps: where somebody looks on, or logits and scores have gradients of
+    their own, which are added between the steps.
+    """
+    values, gradients, router = dict(zip(_KEPT, saved, strict=True)), {}, not asked.isdisjoint(_ROUTER)
     if dy is not None:
-        gradients = expert_gradients(dy, values, asked | {"scores"} if router else asked, ctx.z_state)
+        gradients = expert_gradients(dy, values | _layer_options(o), asked | {"scores"} if router else asked, z_state)
         dscores = _sum(dscores, gradients.pop("scores", None))
-        if "addend" in asked:
-            gradients["addend"] = dy
     if router and dscores is not None:
-        dlogits = _sum(dlogits, _dlogits(dscores, **values))
+        dlogits = _sum(dlogits, _dlogits(dscores, o, **values))
     if router and dlogits is not None:
         inputs, need = map(values.get, _ROUTER), tuple(name in asked for name in _ROUTER)
-        found = logits_gradients(dlogits, *inputs, gradients.get("x"), need, values["backend"])
+        found = logits_gradients(dlogits, *inputs, gradients.get("x"), need, o.backend)
         gradients |= {name: g for name, g, flag in zip(_ROUTER, found, need, strict=True) if flag}
-    return tuple(map(gradients.get, NAMES))
+    return gradients
 
 
-def _dlogits(
-    dscores, *, x, w_router, b_router, input_dtype, logits, scores, ids, raw_scores, scores_kind, renormalise, scale,
-    backend, **_,
-):  # fmt: skip
-    if scores_kind == "softmax" and logits is None:
-        input_dtype = input_dtype or _backward_dtype(x, w_router) == x.dtype
-        logits = router_logits(x, w_router, b_router, input_dtype, backend)
+def _layer_options(o: MoeOptions) -> dict:
+    """In the words of layer_backward."""
+    return {
+        "w_up_gate_block": o.gate_block, "w_up_transposed": o.transposed, "w_down_transposed": o.transposed,
+        "activation": o.activation, "score_on": o.score_on, "backend": o.backend, "token_offsets": None,
+        "token_rows": None,
+    }  # fmt: skip
+
+
+def _dlogits(dscores, o: MoeOptions, *, x, w_router, b_router, logits, scores, ids, raw_scores, **_):
+    if o.scores_kind == "softmax" and logits is None:
+        input_dtype = _recomputed_dtype(x, w_router, o) == x.dtype
+        logits = router_logits(x, w_router, b_router, input_dtype, o.backend)
     return route_backward(
-        dscores, scores, ids, raw_scores, logits, None, None, None, scores_kind, renormalise, scale, ids.shape[0],
-        w_router.shape[0], _dlogits_dtype(x, w_router), backend,
+        dscores, scores, ids, raw_scores, logits, None, None, None, o.scores_kind, o.renormalise, o.scale,
+        ids.shape[0], w_router.shape[0], _dlogits_dtype(x, w_router), o.backend,
     )  # fmt: skip
 
 
@@ -124,15 +217,16 @@ def _sum(a, b):
 
 
 moe_forward = define(
-    "moe_forward(Tensor x, Tensor w_router, Tensor? b_router, Tensor? expert_bias, Tensor? token_mask, int k, "
-    "str scores_kind, int groups, int top_groups, bool renormalise, float scale, bool input_dtype, "
-    f"bool count_nan_tokens, bool return_logits, {WEIGHTS}, Tensor? addend, str activation, str score_on, "
-    "bool save_z, bool overwrite_z, str backend) -> "
-    "(Tensor y, Tensor z, Tensor logits, Tensor scores, Tensor ids, Tensor raw_scores, "
-    "Tensor nan_tokens, Tensor rounded_logits, Tensor expert_offsets, Tensor row_token, Tensor row_slot, "
-    "Tensor slot_row)",
-    _composed(run_logits, run_route, run_build_index, run_layer),
-    _composed(fake_logits, fake_route, fake_build_index, fake_layer),
+    "moe_forward(Tensor x, Tensor w_router, Tensor? b_router, Tensor? expert_bias, Tensor? token_mask, Tensor w_up, "
+    "Tensor? w_up_second, Tensor w_down, Tensor? b_up, Tensor? b_down, Tensor? addend, int k, str scores_kind, "
+    "int groups, int top_groups, bool renormalise, float scale, bool input_dtype, bool count_nan_tokens, "
+    "bool return_logits, int gate_block, bool transposed, str activation, str score_on, bool save_z, "
+    "bool overwrite_z, str backend) -> (Tensor y, Tensor z, Tensor logits, Tensor scores, Tensor ids, "
+    "Tensor raw_scores, Tensor nan_tokens, Tensor kept_logits, Tensor expert_offsets, Tensor row_token, "
+    "Tensor row_slot, Tensor slot_row)",
+    _forward,
+    _outputs,
     _setup,
     _gradient,
+    MoeOptions,
 )

@@ -88,10 +88,8 @@ router_logits = define(
 
 
 def run_route(
-    logits, expert_bias, token_mask, k, scores_kind, groups, top_groups, renormalise, scale, count_nan_tokens, backend,
-    rounded_logits=None,
-):  # fmt: skip
-    """`rounded_logits`, where it is there, gets the logits in its dtype."""
+    logits, expert_bias, token_mask, k, scores_kind, groups, top_groups, renormalise, scale, count_nan_tokens, backend
+):
     scores, ids, raw_scores, nan_tokens = fake_route(
         logits, expert_bias, token_mask, k, scores_kind, groups, top_groups, renormalise, scale, count_nan_tokens,
         backend,
@@ -100,15 +98,14 @@ def run_route(
         "route", logits=logits, expert_bias=expert_bias, token_mask=token_mask, scores_kind=scores_kind, groups=groups,
         top_groups=top_groups, renormalise=renormalise, scale=scale, ids=ids, scores=scores,
         raw_scores=wanted(scores_kind == "sigmoid_group", raw_scores),
-        nan_tokens=nan_tokens.zero_() if count_nan_tokens else None, rounded_logits=rounded_logits, backend=backend,
+        nan_tokens=nan_tokens.zero_() if count_nan_tokens else None, backend=backend,
     )  # fmt: skip
     return scores, ids, raw_scores, nan_tokens
 
 
 def fake_route(
-    logits, expert_bias, token_mask, k, scores_kind, groups, top_groups, renormalise, scale, count_nan_tokens, backend,
-    rounded_logits=None,
-):  # fmt: skip
+    logits, expert_bias, token_mask, k, scores_kind, groups, top_groups, renormalise, scale, count_nan_tokens, backend
+):
     shape, dtype = (logits.shape[0], k), score_dtype(logits.dtype)
     return (
         logits.new_empty(shape, dtype=dtype),
