@@ -58,21 +58,6 @@ struct Arguments {
 
 // ---- kernels
 
-/// The largest logit of a row; infinity when there is a NaN.
-template <int kThreads, int kFours, class S>
-__device__ __forceinline__ S largest_of(const S (&x)[kFours][4]) {
-  S largest = -INFINITY;
-  bool nan = false;
-#pragma unroll
-  for (int j = 0; j < kFours; ++j)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      nan |= x[j][i] != x[j][i];
-      largest = x[j][i] > largest ? x[j][i] : largest;
-    }
-  return number_of(team_max<kThreads>(order_key(nan ? S(INFINITY) : largest)));
-}
-
 template <int kThreads, int kFours, class S>
 __device__ __forceinline__ S softmax_sum(const S (&x)[kFours][4], S largest) {
   S sum = S(0);
@@ -134,7 +119,7 @@ __global__ void __launch_bounds__(Team<kThreads>::kBlockThreads, 1) route_kernel
   if constexpr (std::is_same_v<S, float>)
     if (a.rounded.rows.data && exists) a.rounded.template store<kThreads>(t, x);
 
-  const S largest = largest_of<kThreads>(x);
+  const S largest = team_largest<kThreads>(x);
   const bool routable = fabs(largest) < S(INFINITY), routed = wanted && routable;
   if (a.nan_tokens && wanted && !routable && Tm::rank() == 0) atomicAdd(a.nan_tokens, 1);
 
@@ -185,21 +170,9 @@ void launch_team(const Arguments<S>& a, cudaStream_t stream) {
   if constexpr (kMost > kThreads) launch_slots<S, kThreads, kFours, kMost / kThreads>(a, stream);
 }
 
-/// What a warp does once is shared by its tokens, so few threads a token; 32 registers for logits are the most.
 template <class S>
 void launch_route(const Arguments<S>& a, cudaStream_t stream) {
-  if constexpr (std::is_same_v<S, float>) {  // float64 makes do with two kernels
-    if (a.experts <= 16) return launch_team<S, 4, 1>(a, stream);
-    if (a.experts <= 32) return launch_team<S, 4, 2>(a, stream);
-    if (a.experts <= 64) return launch_team<S, 8, 2>(a, stream);
-    if (a.experts <= 128) return launch_team<S, 8, 4>(a, stream);
-    if (a.experts <= 256) return launch_team<S, 16, 4>(a, stream);
-    if (a.experts <= 512) return launch_team<S, 32, 4>(a, stream);
-    if (a.experts <= 1024) return launch_team<S, 32, 8>(a, stream);
-  } else {
-    if (a.experts <= 128) return launch_team<S, 32, 1>(a, stream);
-  }
-  launch_team<S, 128, 8>(a, stream);
+  dispatch_team<S>(a.experts, [&](auto threads, auto fours) { launch_team<S, threads, fours>(a, stream); });
 }
 
 }  // namespace

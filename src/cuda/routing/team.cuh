@@ -72,7 +72,7 @@ struct TeamRows {
   template <int kThreads, int kFours, class S>
   __device__ __forceinline__ void store(std::int64_t t, const S (&x)[kFours][4]) const {
     if (!whole) return store_elements<kThreads>(t, x);
-    if (std::is_same_v<S, double> && rows.dtype == DType::float64) store_fours<kThreads, double>(t, x);
+    if (rows.dtype == DType::float64) store_fours<kThreads, double>(t, x);
     else if (rows.dtype == DType::float32) store_fours<kThreads, float>(t, x);
     else if (rows.dtype == DType::bfloat16) store_fours<kThreads, __nv_bfloat16>(t, x);
     else store_fours<kThreads, __half>(t, x);
@@ -139,5 +139,26 @@ struct TeamRows {
         if (const int e = four_of<kThreads>(j) + i; e < columns) rows.store(x[j][i], t, e);
   }
 };
+
+/// body(std::integral_constant<int, kThreads>, std::integral_constant<int, kFours>) of the team for rows of so many columns.
+/// What a warp does once is shared by its tokens, so few threads a token; 32 registers for a row are the most.
+template <class S, class Body>
+void dispatch_team(int columns, Body&& body) {
+  const auto team = [&]<int kThreads, int kFours>() {
+    body(std::integral_constant<int, kThreads>{}, std::integral_constant<int, kFours>{});
+  };
+  if constexpr (std::is_same_v<S, float>) {  // float64 makes do with two teams
+    if (columns <= 16) return team.template operator()<4, 1>();
+    if (columns <= 32) return team.template operator()<4, 2>();
+    if (columns <= 64) return team.template operator()<8, 2>();
+    if (columns <= 128) return team.template operator()<8, 4>();
+    if (columns <= 256) return team.template operator()<16, 4>();
+    if (columns <= 512) return team.template operator()<32, 4>();
+    if (columns <= 1024) return team.template operator()<32, 8>();
+  } else {
+    if (columns <= 128) return team.template operator()<32, 1>();
+  }
+  team.template operator()<128, 8>();
+}
 
 }  // namespace intarsia::cuda

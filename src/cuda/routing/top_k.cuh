@@ -75,6 +75,21 @@ __device__ __forceinline__ Candidate<Key> team_best(Candidate<Key> mine) {
   return mine;
 }
 
+/// The largest number of a row; infinity when there is a NaN.
+template <int kThreads, int kFours, class S>
+__device__ __forceinline__ S team_largest(const S (&x)[kFours][4]) {
+  S largest = -INFINITY;
+  bool nan = false;
+#pragma unroll
+  for (int j = 0; j < kFours; ++j)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      nan |= x[j][i] != x[j][i];
+      largest = x[j][i] > largest ? x[j][i] : largest;
+    }
+  return number_of(team_max<kThreads>(order_key(nan ? S(INFINITY) : largest)));
+}
+
 // ---- the choice
 
 /// Four neighbouring elements, the largest first, of equal ones the one that lies first.
