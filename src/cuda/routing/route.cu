@@ -3,7 +3,7 @@
 //   sigmoid         sigmoid of the chosen
 //   sigmoid_group   ranks by sigmoid(logit) + bias within the best groups; scale * sigmoid (over its sum when `renormalise`)
 // A token that is masked, or not routable (NaN, infinite largest logit), gets ids -1 and scores 0; the latter is counted, by an
-// atomic sum of integers. A part of a warp takes a token, up to a whole one for 256 < E <= 1024 and four up to E = 4096, its
+// atomic sum of integers. A part of a warp takes a token, up to a whole one for 256 < E <= 1024, a block beyond, its
 // logits in registers: K rounds of a maximum over the team (top_k.cuh). One launch, no workspace. Reads T*E logits once, writes
 // T*K ids and scores, and T*E rounded logits where asked. Verify: intarsia-ops verify route
 #include "cuda/routing/groups.cuh"
@@ -182,7 +182,7 @@ std::size_t workspace_bytes(const Route&) { return 0; }
 std::string explain(const Route& op) {
   return op.logits.size(1) <= (op.logits.dtype == DType::float64 ? 128 : 1024)
              ? "cuda: up to a warp for each token, logits in registers"
-             : "cuda: four warps for each token, logits in registers";
+             : "cuda: a block for each token, logits in registers";
 }
 
 void run(const Route& op, const Execution& execution) {

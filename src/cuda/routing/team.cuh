@@ -5,8 +5,8 @@
 
 namespace intarsia::cuda {
 
-/// kThreads threads share a token: a part of a warp (4, 8, 16), a warp (32), or four warps, which then are a block. All threads
-/// of a warp call these functions together, whatever their tokens are.
+/// kThreads threads share a token: a part of a warp (4, 8, 16), a warp (32), or several, which then are a block. All threads of
+/// a warp call these functions together, whatever their tokens are.
 template <int kThreads>
 struct Team {
   static constexpr int kLanes = std::min(kThreads, kWarpSize), kWarps = kThreads / kLanes;
@@ -61,82 +61,75 @@ struct TeamRows {
   /// x = row t; -inf past its end.
   template <int kThreads, int kFours, class S>
   __device__ __forceinline__ void load(std::int64_t t, S (&x)[kFours][4]) const {
-    if (!whole) return load_elements<kThreads>(t, x);
-    if constexpr (std::is_same_v<S, double>) return load_fours<kThreads, double>(t, x);
-    else if (rows.dtype == DType::float32) load_fours<kThreads, float>(t, x);
-    else if (rows.dtype == DType::bfloat16) load_fours<kThreads, __nv_bfloat16>(t, x);
-    else load_fours<kThreads, __half>(t, x);
+    if constexpr (std::is_same_v<S, double>) return load_as<kThreads, double>(t, x);
+    else if (rows.dtype == DType::float32) load_as<kThreads, float>(t, x);
+    else if (rows.dtype == DType::bfloat16) load_as<kThreads, __nv_bfloat16>(t, x);
+    else load_as<kThreads, __half>(t, x);
   }
 
   /// Row t = x, rounded.
   template <int kThreads, int kFours, class S>
   __device__ __forceinline__ void store(std::int64_t t, const S (&x)[kFours][4]) const {
-    if (!whole) return store_elements<kThreads>(t, x);
-    if (rows.dtype == DType::float64) store_fours<kThreads, double>(t, x);
-    else if (rows.dtype == DType::float32) store_fours<kThreads, float>(t, x);
-    else if (rows.dtype == DType::bfloat16) store_fours<kThreads, __nv_bfloat16>(t, x);
-    else store_fours<kThreads, __half>(t, x);
+    if (rows.dtype == DType::float64) store_as<kThreads, double>(t, x);
+    else if (rows.dtype == DType::float32) store_as<kThreads, float>(t, x);
+    else if (rows.dtype == DType::bfloat16) store_as<kThreads, __nv_bfloat16>(t, x);
+    else store_as<kThreads, __half>(t, x);
   }
 
  private:
   template <class T>
   static constexpr int kWidth = std::min(4, kVectorBytes / static_cast<int>(sizeof(T)));
 
-  template <class T>
-  __device__ __forceinline__ T* row(std::int64_t t) const {
-    return static_cast<T*>(rows.data) + t * rows.row_step;
-  }
-
   template <int kThreads, class T, int kFours, class S>
-  __device__ __forceinline__ void load_fours(std::int64_t t, S (&x)[kFours][4]) const {
-    const T* const from = row<T>(t);
-#pragma unroll
-    for (int j = 0; j < kFours; ++j) {
-      const int e = four_of<kThreads>(j);
-#pragma unroll
-      for (int i = 0; i < 4; i += kWidth<T>) {
-        Vector<T, kWidth<T>> v;
-        if (e < columns) v.load(from + e + i);
-#pragma unroll
-        for (int l = 0; l < kWidth<T>; ++l) x[j][i + l] = e < columns ? v[l] : -INFINITY;
-      }
-    }
-  }
-
-  template <int kThreads, class T, int kFours, class S>
-  __device__ __forceinline__ void store_fours(std::int64_t t, const S (&x)[kFours][4]) const {
-    T* const to = row<T>(t);
-#pragma unroll
-    for (int j = 0; j < kFours; ++j) {
-      const int e = four_of<kThreads>(j);
-#pragma unroll
-      for (int i = 0; i < 4; i += kWidth<T>) {
-        Vector<T, kWidth<T>> v;
-#pragma unroll
-        for (int l = 0; l < kWidth<T>; ++l) v.set(l, x[j][i + l]);
-        if (e < columns) v.store(to + e + i);
-      }
-    }
-  }
-
-  template <int kThreads, int kFours, class S>
-  __device__ __forceinline__ void load_elements(std::int64_t t, S (&x)[kFours][4]) const {
+  __device__ __forceinline__ void load_as(std::int64_t t, S (&x)[kFours][4]) const {
+    constexpr int kPieces = 4 / kWidth<T>;
+    const T* const from = static_cast<const T*>(rows.data) + t * rows.row_step;
+    Vector<T, kWidth<T>> loaded[kFours][kPieces];  // all of them before the first is looked at
 #pragma unroll
     for (int j = 0; j < kFours; ++j)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int e = four_of<kThreads>(j) + i;
-        x[j][i] = e < columns ? rows.template load<S>(t, e) : S(-INFINITY);
-      }
-  }
-
-  template <int kThreads, int kFours, class S>
-  __device__ __forceinline__ void store_elements(std::int64_t t, const S (&x)[kFours][4]) const {
+      for (int i = 0; i < kPieces; ++i) loaded[j][i].bits = {};
+    if (whole) {
+#pragma unroll
+      for (int j = 0; j < kFours; ++j)
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i)
+          if (const int e = four_of<kThreads>(j); e < columns) loaded[j][i].load(from + e + i * kWidth<T>);
+    } else {
+#pragma unroll
+      for (int j = 0; j < kFours; ++j)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          if (const int e = four_of<kThreads>(j) + i; e < columns)
+            loaded[j][i / kWidth<T>].element[i % kWidth<T>] = from[e * rows.step];
+    }
 #pragma unroll
     for (int j = 0; j < kFours; ++j)
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        if (const int e = four_of<kThreads>(j) + i; e < columns) rows.store(x[j][i], t, e);
+        x[j][i] = four_of<kThreads>(j) + i < columns ? S(loaded[j][i / kWidth<T>][i % kWidth<T>]) : S(-INFINITY);
+  }
+
+  template <int kThreads, class T, int kFours, class S>
+  __device__ __forceinline__ void store_as(std::int64_t t, const S (&x)[kFours][4]) const {
+    T* const to = static_cast<T*>(rows.data) + t * rows.row_step;
+#pragma unroll
+    for (int j = 0; j < kFours; ++j) {
+      const int e = four_of<kThreads>(j);
+      if (whole) {
+#pragma unroll
+        for (int i = 0; i < 4; i += kWidth<T>) {
+          Vector<T, kWidth<T>> v;
+#pragma unroll
+          for (int l = 0; l < kWidth<T>; ++l) v.set(l, x[j][i + l]);
+          if (e < columns) v.store(to + e + i);
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          if (e + i < columns) to[(e + i) * rows.step] = narrow<T>(x[j][i]);
+      }
+    }
   }
 };
 
@@ -147,7 +140,7 @@ void dispatch_team(int columns, Body&& body) {
   const auto team = [&]<int kThreads, int kFours>() {
     body(std::integral_constant<int, kThreads>{}, std::integral_constant<int, kFours>{});
   };
-  if constexpr (std::is_same_v<S, float>) {  // float64 makes do with two teams
+  if constexpr (std::is_same_v<S, float>) {
     if (columns <= 16) return team.template operator()<4, 1>();
     if (columns <= 32) return team.template operator()<4, 2>();
     if (columns <= 64) return team.template operator()<8, 2>();
@@ -155,10 +148,11 @@ void dispatch_team(int columns, Body&& body) {
     if (columns <= 256) return team.template operator()<16, 4>();
     if (columns <= 512) return team.template operator()<32, 4>();
     if (columns <= 1024) return team.template operator()<32, 8>();
-  } else {
+    team.template operator()<128, 8>();
+  } else {  // two teams will do for float64, with half as many numbers in as many registers
     if (columns <= 128) return team.template operator()<32, 1>();
+    team.template operator()<256, 4>();
   }
-  team.template operator()<128, 8>();
 }
 
 }  // namespace intarsia::cuda
