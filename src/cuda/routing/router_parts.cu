@@ -3,7 +3,7 @@
 // Verify: routing_check --only router_logits
 #include "cuda/routing/router_parts.h"
 
-#include "cuda/routing/kernel.cuh"
+#include "cuda/routing/vector.cuh"
 
 namespace intarsia::cuda {
 namespace {
@@ -18,37 +18,39 @@ struct Parts {
 
 // ---- kernels
 
-/// Grid: kWarps rows a block.
+/// Grid: kWarps rows a block. `whole`: four columns are aligned and contiguous.
+template <class T>
 __global__ void __launch_bounds__(kWarps* kWarpSize)
-    split_kernel(const AnyRows from, const Parts to, std::int64_t rows, std::int64_t columns, bool whole, std::int32_t* token) {
+    split_kernel(const Rows<const T> from, const Parts to, std::int64_t rows, int columns, bool whole, std::int32_t* token) {
   const std::int64_t r = std::int64_t{blockIdx.x} * kWarps + warp_index();
   if (r >= rows) return;
   bool any = false;
-  for (std::int64_t c = lane_index() * kLaneColumns; c < columns; c += kWarpSize * kLaneColumns) {
-    float value[kLaneColumns];
+  for (int c = lane_index() * kLaneColumns; c < columns; c += kWarpSize * kLaneColumns) {
+    float value[kLaneColumns] = {};
     if (whole) {
-      const float4 v = *reinterpret_cast<const float4*>(static_cast<const float*>(from.data) + r * from.row_step + c);
-      value[0] = v.x, value[1] = v.y, value[2] = v.z, value[3] = v.w;
+      if constexpr (sizeof(T) <= sizeof(float)) {
+        Vector<T, kLaneColumns> v;
+        v.load(from.at(r, c));
+        for (int i = 0; i < kLaneColumns; ++i) value[i] = v[i];
+      }
     } else {
       for (int i = 0; i < kLaneColumns; ++i) {
-        const double wide = c + i < columns ? from.template load<double>(r, c + i) : 0.0;
-        any = any || wide != 0.0;  // of a double too small for a float as well
+        if (c + i >= columns) continue;
+        const Wide<T> wide = widen(*from.at(r, c + i));
+        any = any || wide != 0;  // of a double too small for a float as well
         value[i] = static_cast<float>(wide);
       }
     }
     for (int i = 0; i < kLaneColumns; ++i) any = any || value[i] != 0.0f;
     for (int p = 0; p < to.count; ++p) {
-      union {
-        uint2 bits;
-        __nv_bfloat16 element[kLaneColumns];
-      } packed;
+      Vector<__nv_bfloat16, kLaneColumns> packed;
       for (int i = 0; i < kLaneColumns; ++i) {
-        packed.element[i] = narrow<__nv_bfloat16>(value[i]);
-        value[i] -= widen(packed.element[i]);
+        packed.set(i, value[i]);
+        value[i] -= packed[i];
       }
       __nv_bfloat16* const out = to.data + p * to.part_step + r * to.row_step + c;
       if (c + kLaneColumns <= columns) {
-        *reinterpret_cast<uint2*>(out) = packed.bits;
+        packed.store(out);
       } else {
 #pragma unroll
         for (int i = 0; i < kLaneColumns; ++i)
@@ -79,10 +81,14 @@ void split_rows(const char* operation, const TensorView& from, int parts, void* 
     part[p] = TensorView(to.data + p * to.part_step, DType::bfloat16, {rows, columns}, from.device);
     part[p].stride[0] = to.row_step;
   }
-  const bool whole = from.dtype == DType::float32 && from.step(1) == 1 && from.step(0) % kLaneColumns == 0 &&
-                     columns % kLaneColumns == 0 && reinterpret_cast<std::uintptr_t>(from.data) % 16 == 0;
-  launch(operation, split_kernel, blocks(rows, kWarps), kWarps * kWarpSize, stream_of(stream), 0, AnyRows(from), to, rows,
-         columns, whole, token);
+  const std::size_t size = size_of(from.dtype);
+  const bool whole = size <= sizeof(float) && from.step(1) == 1 && from.step(0) % kLaneColumns == 0 &&
+                     columns % kLaneColumns == 0 && reinterpret_cast<std::uintptr_t>(from.data) % (kLaneColumns * size) == 0;
+  dispatch_device_float(from.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    launch(operation, split_kernel<T>, blocks(rows, kWarps), kWarps * kWarpSize, stream_of(stream), 0, Rows<const T>(from), to,
+           rows, static_cast<int>(columns), whole, token);
+  });
 }
 
 }  // namespace intarsia::cuda
