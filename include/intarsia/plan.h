@@ -24,6 +24,8 @@ struct LayerShape {
   Activation activation = Activation::swiglu;
   bool token_rows = false;   // CSR lists (token rounding)
   bool sorted_rows = false;  // the caller's rows are sorted by expert: no gather, no combine
+
+  friend bool operator==(const LayerShape&, const LayerShape&) = default;
 };
 
 struct PlanOptions {
@@ -37,6 +39,8 @@ struct PlanOptions {
   bool bias_gradient = false;        // db_up or db_down is wanted
   Backend backend = Backend::cpu;
   int threads = 1;
+
+  friend bool operator==(const PlanOptions&, const PlanOptions&) = default;
 };
 
 ///   saved      kept between forward and backward

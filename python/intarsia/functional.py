@@ -13,6 +13,7 @@ from . import _arguments as check
 from . import ops
 from .ops.define import nothing, score_dtype
 from .ops.layer import GATED
+from .ops.moe import MoeOptions
 from .routing import (
     LOGITS_DTYPES,
     ROUTER_SCORES,
@@ -112,12 +113,12 @@ def _moe_tensors(
 def _moe_options(
     k, scores, groups, top_groups, renormalise, scale, logits_dtype, count_nan_tokens, return_logits, layout,
     transposed, activation, score_on, save, save_z, backend,
-) -> ops.MoeOptions:  # fmt: skip
+) -> MoeOptions:  # fmt: skip
     name = "moe"
     check.choice(name, "logits_dtype", logits_dtype, LOGITS_DTYPES)
     check.choice(name, "scores", scores, ROUTER_SCORES)
     gate_block = _expert_options(name, activation, layout, score_on, save)
-    return ops.MoeOptions(
+    return MoeOptions(
         k, scores, groups, top_groups, renormalise, float(scale), logits_dtype == "input", count_nan_tokens,
         return_logits, gate_block, transposed, activation, score_on, save_z, True, backend or "automatic",
     )  # fmt: skip

@@ -21,6 +21,8 @@ std::string shape_text(const TensorView& v) {
   return text + ")";
 }
 
+void Checker::append(std::string& text, const TensorView& v) { text += shape_text(v); }
+
 void Checker::fail(std::string_view argument, const std::string& message) const {
   throw InvalidArgument(std::string(operation_) + ": " + std::string(argument) + ": " + message);
 }
@@ -72,20 +74,19 @@ void Checker::shape(const char* argument, const TensorView& v, std::initializer_
 }
 
 void Checker::memory(const char* argument, const TensorView& v) const {
-  require(v.data != nullptr || v.numel() == 0, argument, "expected memory for " + shape_text(v) + ", got a null pointer");
+  require(v.data != nullptr || v.numel() == 0, argument, "expected memory for ", v, ", got a null pointer");
 }
 
 void Checker::capacity(const char* argument, std::int64_t size, std::int64_t least, const char* what) const {
-  require(size >= least, argument,
-          "expected at least " + std::to_string(least) + " entries (" + what + "), got " + std::to_string(size));
+  require(size >= least, argument, "expected at least ", least, " entries (", what, "), got ", size);
 }
 
 void Checker::present(const char* argument, const TensorView& v, const char* why) const {
-  require(v.defined(), argument, std::string("is missing: ") + why);
+  require(v.defined(), argument, "is missing: ", why);
 }
 
 void Checker::absent(const char* argument, const TensorView& v, const char* why) const {
-  require(!v.defined(), argument, std::string("must be left out: ") + why);
+  require(!v.defined(), argument, "must be left out: ", why);
 }
 
 void Checker::dtype(const char* argument, const TensorView& v, std::initializer_list<DType> allowed) const {
@@ -104,7 +105,7 @@ void Checker::contiguous(const char* argument, const TensorView& v) const {
 void Checker::dense_rows(const char* argument, const TensorView& v) const {
   if (v.defined())
     require(v.numel() == 0 || v.size(v.rank - 1) == 1 || v.step(v.rank - 1) == 1, argument,
-            "expected unit stride along the last axis, got " + std::to_string(v.step(v.rank - 1)));
+            "expected unit stride along the last axis, got ", v.step(v.rank - 1));
 }
 
 void Checker::writable(const char* argument, const TensorView& v) const {
@@ -115,7 +116,7 @@ void Checker::writable(const char* argument, const TensorView& v) const {
 
 void Checker::distinct(const char* output, const TensorView& out, const char* input, const TensorView& in) const {
   if (out.defined() && in.defined() && out.numel() > 0 && in.numel() > 0)
-    require(out.data != in.data, output, std::string("must not share memory with ") + input + "; pass another tensor");
+    require(out.data != in.data, output, "must not share memory with ", input, "; pass another tensor");
 }
 
 }  // namespace intarsia

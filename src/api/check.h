@@ -27,8 +27,14 @@ class Checker {
 
   /// Throws InvalidArgument "operation: argument: message".
   [[noreturn]] void fail(std::string_view argument, const std::string& message) const;
-  void require(bool condition, std::string_view argument, const std::string& message) const {
-    if (!condition) fail(argument, message);
+  /// The message is put together from `parts` (text, whole numbers, views for their shapes) when the condition fails.
+  template <class... Parts>
+  void require(bool condition, std::string_view argument, const Parts&... parts) const {
+    if (condition) [[likely]]
+      return;
+    std::string message;
+    (append(message, parts), ...);
+    fail(argument, message);
   }
 
   /// Rank, axes, data pointer. Absent views pass: required ones are told apart by `present`.
@@ -56,6 +62,9 @@ class Checker {
     std::int64_t value = -1;
     std::string origin;
   };
+  static void append(std::string& text, std::string_view part) { text += part; }
+  static void append(std::string& text, std::int64_t number) { text += std::to_string(number); }
+  static void append(std::string& text, const TensorView& v);
   static std::size_t index(char letter) { return static_cast<std::size_t>(letter - 'A'); }
   std::string expected(std::initializer_list<Axis> axes) const;
 

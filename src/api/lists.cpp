@@ -43,7 +43,7 @@ void check_offsets(Checker& c, const TensorView& expert_offsets, std::int64_t ro
   c.require(c.bound('E') >= 1, name, "expected at least one expert");
   if (!readable(expert_offsets)) return;
   const std::int32_t* offsets = list(expert_offsets);
-  c.require(offsets[0] == 0, name, "expected 0 first, got " + std::to_string(offsets[0]));
+  c.require(offsets[0] == 0, name, "expected 0 first, got ", offsets[0]);
   for (std::int64_t e = 0; e < c.bound('E'); ++e)
     if (offsets[e] > offsets[e + 1])
       c.fail(name, "expected ascending offsets, got " + std::to_string(offsets[e]) + " then " + std::to_string(offsets[e + 1]) +
@@ -73,8 +73,7 @@ void check_scores(Checker& c, const char* argument, const TensorView& scores, co
   }
   c.shape(argument, scores, {{'T'}, {'K'}});
   c.present("row_slot", row_slot, "scores of shape (T, K) are read through it");
-  c.require(row_slot.rank == 1 && row_slot.size(0) >= rows, "row_slot",
-            "expected (R) with R = " + std::to_string(rows) + ", got " + shape_text(row_slot));
+  c.require(row_slot.rank == 1 && row_slot.size(0) >= rows, "row_slot", "expected (R) with R = ", rows, ", got ", row_slot);
   c.dtype("row_slot", row_slot, {DType::int32});
   c.contiguous("row_slot", row_slot);
   if (readable(row_slot)) check_range(c, "row_slot", row_slot, used_rows(expert_offsets), scores.numel(), "slots of scores");
@@ -83,8 +82,8 @@ void check_scores(Checker& c, const char* argument, const TensorView& scores, co
 void check_dscores(Checker& c, const TensorView& dscores, const TensorView& scores) {
   if (!dscores.defined()) return;
   c.present("scores", scores, "dscores is their gradient");
-  c.require(dscores.rank == scores.rank && dscores.shape == scores.shape, "dscores",
-            "expected the shape of scores, " + shape_text(scores) + ", got " + shape_text(dscores));
+  c.require(dscores.rank == scores.rank && dscores.shape == scores.shape, "dscores", "expected the shape of scores, ", scores,
+            ", got ", dscores);
   c.dtype("dscores", dscores, {scores.dtype});
   c.contiguous("dscores", dscores);
   c.writable("dscores", dscores);
@@ -95,7 +94,7 @@ void check_token_rows(const Checker& c, const TensorView& token_offsets, const T
   if (!readable(token_offsets)) return;
   const std::int32_t* offsets = list(token_offsets);
   const std::int64_t tokens = token_offsets.size(0) - 1;
-  c.require(offsets[0] == 0, "token_offsets", "expected 0 first, got " + std::to_string(offsets[0]));
+  c.require(offsets[0] == 0, "token_offsets", "expected 0 first, got ", offsets[0]);
   for (std::int64_t t = 0; t < tokens; ++t)
     if (offsets[t] > offsets[t + 1]) c.fail("token_offsets", "expected ascending offsets, at token " + std::to_string(t));
   if (offsets[tokens] > token_rows.size(0))
@@ -111,7 +110,7 @@ void check_token_lists(Checker& c, const TensorView& slot_row, const TensorView&
   if (token_offsets.defined()) {
     c.shape("token_offsets", token_offsets, {{'T', 1, 1}});
     c.present("token_rows", token_rows, "it goes with token_offsets");
-    c.require(token_rows.rank == 1, "token_rows", "expected (R), got " + shape_text(token_rows));
+    c.require(token_rows.rank == 1, "token_rows", "expected (R), got ", token_rows);
     for (const auto& [name, v] : {std::pair{"token_offsets", token_offsets}, {"token_rows", token_rows}}) {
       c.dtype(name, v, {DType::int32});
       c.contiguous(name, v);
@@ -173,10 +172,10 @@ void check_left_rows(Checker& c, const char* argument, const TensorView& v, cons
 void check_gate_block(const Checker& c, const char* argument, std::int64_t gate_block, std::int64_t factor,
                       std::int64_t width) {
   const std::string name = std::string(argument) + "_gate_block";
-  c.require(gate_block >= 0, name, "expected 0 ([gate; up]) or the rows of a block, got " + std::to_string(gate_block));
+  c.require(gate_block >= 0, name, "expected 0 ([gate; up]) or the rows of a block, got ", gate_block);
   if (gate_block == 0) return;
-  c.require(factor == 2, name, "must be 0 for a plain activation, got " + std::to_string(gate_block));
-  c.require(width % gate_block == 0, name, "must divide I = " + std::to_string(width) + ", got " + std::to_string(gate_block));
+  c.require(factor == 2, name, "must be 0 for a plain activation, got ", gate_block);
+  c.require(width % gate_block == 0, name, "must divide I = ", width, ", got ", gate_block);
 }
 
 void check_weights(Checker& c, const char* argument, const Weights& w, char out_letter, std::int64_t factor, char in_letter) {
@@ -188,7 +187,7 @@ void check_weights(Checker& c, const char* argument, const Weights& w, char out_
   if (w.second.defined()) {
     c.require(factor == 2, second, "must be left out: the activation is not gated");
     c.require(w.gate_block == 0, second, "gate and up as two tensors have no gate_block; set it to 0");
-    c.require(w.second.dtype == w.weight.dtype, second, "expected the dtype of " + std::string(argument));
+    c.require(w.second.dtype == w.weight.dtype, second, "expected the dtype of ", argument);
     shape(argument, w.weight, 1);
     shape(second.c_str(), w.second, 1);
   } else {

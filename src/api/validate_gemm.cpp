@@ -189,7 +189,7 @@ void validate(const BiasBackward& o) {
   check_bias(c, "db_up", o.db_up, {'I'}, dtype);
   check_bias(c, "db_down", o.db_down, {'H'}, dtype);
   if (o.gate_block > 0 && o.dz.defined())
-    c.require(c.bound('I') % (2 * o.gate_block) == 0, "gate_block", "must divide I, got " + std::to_string(o.gate_block));
+    c.require(c.bound('I') % (2 * o.gate_block) == 0, "gate_block", "must divide I, got ", o.gate_block);
   c.writable("db_up", o.db_up);
   c.writable("db_down", o.db_down);
 }

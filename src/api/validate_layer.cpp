@@ -20,14 +20,11 @@ void check_layer(Checker& c, const Layer& o, const char* left_name, const Tensor
     c.bind('R', rows, "row_token");
     c.present("scores", o.scores, "the token forms weigh each row");
     c.present("row_slot", o.row_slot, "(R), it goes with row_token");
-    c.require(o.row_slot.rank == 1 && o.row_slot.size(0) == rows, "row_slot",
-              "expected (R) with R = " + std::to_string(rows) + " (row_token), got " + shape_text(o.row_slot));
+    c.require(o.row_slot.rank == 1 && o.row_slot.size(0) == rows, "row_slot", "expected (R) with R = ", rows,
+              " (row_token), got ", o.row_slot);
     check_token_lists(c, o.slot_row, o.token_offsets, o.token_rows);
-    if (o.slot_row.defined())
-      c.require(o.scores.rank == 2, "scores", "expected (T, K) like slot_row, got " + shape_text(o.scores));
-    else
-      c.require(o.scores.rank == 1, "scores",
-                "expected one score per row, (R), with token_offsets, got " + shape_text(o.scores));
+    if (o.slot_row.defined()) c.require(o.scores.rank == 2, "scores", "expected (T, K) like slot_row, got ", o.scores);
+    else c.require(o.scores.rank == 1, "scores", "expected one score per row, (R), with token_offsets, got ", o.scores);
     c.dtype("row_slot", o.row_slot, {DType::int32});
     c.contiguous("row_slot", o.row_slot);
     check_inverse(c, o.expert_offsets, o.row_token, o.row_slot, o.slot_row, o.token_offsets, o.token_rows);
@@ -38,7 +35,7 @@ void check_layer(Checker& c, const Layer& o, const char* left_name, const Tensor
                                   {"token_rows", o.token_rows},
                                   {"addend", o.addend}})
       c.absent(name, v, "it goes with row_token; without it x holds rows sorted by expert");
-    c.require(o.scores.rank <= 1, "scores", "expected one score per row, (R), for sorted rows, got " + shape_text(o.scores));
+    c.require(o.scores.rank <= 1, "scores", "expected one score per row, (R), for sorted rows, got ", o.scores);
   }
   check_scores(c, "scores", o.scores, o.row_slot, o.expert_offsets, rows, dtype);
   c.present("w_up", o.w_up.weight, "(E, G*I, H)");

@@ -14,15 +14,13 @@ DType check_logits(Checker& c, const TensorView& logits) {
   c.present("logits", logits, "(T, E)");
   c.shape("logits", logits, {{'T'}, {'E'}});
   c.dtype("logits", logits, {DType::float32, DType::bfloat16, DType::float16, DType::float64});
-  c.require(c.bound('E') >= 1 && c.bound('E') <= kMaxExperts, "logits",
-            "expected 1 to 4096 experts, got " + std::to_string(c.bound('E')));
+  c.require(c.bound('E') >= 1 && c.bound('E') <= kMaxExperts, "logits", "expected 1 to 4096 experts, got ", c.bound('E'));
   return score_dtype(logits.dtype);
 }
 
 void check_choices(const Checker& c) {
   const std::int64_t k = c.bound('K'), e = c.bound('E');
-  c.require(k >= 1 && k <= kMaxChoices && k <= e, "K",
-            "expected 1 to min(64, E = " + std::to_string(e) + ") experts per token, got " + std::to_string(k));
+  c.require(k >= 1 && k <= kMaxChoices && k <= e, "K", "expected 1 to min(64, E = ", e, ") experts per token, got ", k);
 }
 
 void check_mask(Checker& c, const TensorView& mask) {
@@ -126,13 +124,11 @@ void validate(const Route& o) {
   }
   check_plain(c, "expert_bias", o.expert_bias, {{'E'}}, scores);
   const std::int64_t e = c.bound('E'), k = c.bound('K');
-  c.require(o.groups >= 1 && e % o.groups == 0, "groups",
-            "must divide E = " + std::to_string(e) + ", got " + std::to_string(o.groups));
-  c.require(o.top_groups >= 1 && o.top_groups <= o.groups, "top_groups",
-            "expected 1 to groups = " + std::to_string(o.groups) + ", got " + std::to_string(o.top_groups));
+  c.require(o.groups >= 1 && e % o.groups == 0, "groups", "must divide E = ", e, ", got ", o.groups);
+  c.require(o.top_groups >= 1 && o.top_groups <= o.groups, "top_groups", "expected 1 to groups = ", o.groups, ", got ",
+            o.top_groups);
   c.require(k <= o.top_groups * (e / o.groups), "K",
-            "expected at most top_groups * E / groups = " + std::to_string(o.top_groups * (e / o.groups)) +
-                " experts per token, got " + std::to_string(k));
+            "expected at most top_groups * E / groups = ", o.top_groups * (e / o.groups), " experts per token, got ", k);
 }
 
 void validate(const RouteBackward& o) {
@@ -141,6 +137,7 @@ void validate(const RouteBackward& o) {
   c.shape("dlogits", o.dlogits, {{'T'}, {'E'}});
   c.shape("logits", o.logits, {{'T'}, {'E'}});
   check_dlogits(c, o.dlogits, o.logits);
+  c.require(c.bound('E') <= kMaxExperts, "dlogits", "expected at most 4096 experts, got ", c.bound('E'));
   const DType scores = score_dtype(o.scores.dtype);
   c.present("scores", o.scores, "(T, K) or (R)");
   c.present("dscores", o.dscores, "like scores");
@@ -184,7 +181,7 @@ void validate(const LoadBalanceLossBackward& o) {
   c.present("expert_fraction", o.expert_fraction, "(E), from load_balance_loss");
   check_plain(c, "expert_fraction", o.expert_fraction, {{'E'}}, scores);
   check_scalar(c, "valid_tokens", o.valid_tokens, scores);
-  c.require(o.experts_per_token >= 1, "experts_per_token", "must be at least 1, got " + std::to_string(o.experts_per_token));
+  c.require(o.experts_per_token >= 1, "experts_per_token", "must be at least 1, got ", o.experts_per_token);
   check_dlogits(c, o.dlogits, o.logits);
 }
 
@@ -223,8 +220,7 @@ void validate(const BuildIndex& o) {
   check_ids(c, o.ids);
   check_mask(c, o.token_mask);
   const std::int64_t slots = o.ids.numel();
-  c.require(slots < (std::int64_t{1} << 31), "ids",
-            "expected T*K below 2^31, got " + std::to_string(slots) + "; split the batch");
+  c.require(slots < (std::int64_t{1} << 31), "ids", "expected T*K below 2^31, got ", slots, "; split the batch");
   c.present("expert_offsets", o.expert_offsets, "(E+1)");
   check_plain(c, "expert_offsets", o.expert_offsets, {{'E', 1, 1}}, DType::int32);
   c.require(c.bound('E') >= 1, "expert_offsets", "expected at least one expert");
@@ -239,14 +235,12 @@ void validate(const RoundTokens& o) {
   const DType scores = check_logits(c, o.logits);
   check_mask(c, o.token_mask);
   const std::int64_t t = c.bound('T'), e = c.bound('E'), k = o.experts_per_token;
-  c.require(k >= 1 && k <= kMaxChoices && k <= e, "experts_per_token",
-            "expected 1 to min(64, E = " + std::to_string(e) + "), got " + std::to_string(k));
-  c.require(o.tile >= 1, "tile", "must be at least 1, got " + std::to_string(o.tile));
+  c.require(k >= 1 && k <= kMaxChoices && k <= e, "experts_per_token", "expected 1 to min(64, E = ", e, "), got ", k);
+  c.require(o.tile >= 1, "tile", "must be at least 1, got ", o.tile);
   c.present("expert_offsets", o.expert_offsets, "(E+1)");
   check_plain(c, "expert_offsets", o.expert_offsets, {{'E', 1, 1}}, DType::int32);
   const std::int64_t rows = std::min(t * k + e * (o.tile - 1), t * e);
-  c.require(rows < (std::int64_t{1} << 31), "logits",
-            "T*K + E*(tile-1) must be below 2^31, got " + std::to_string(rows) + "; split the batch");
+  c.require(rows < (std::int64_t{1} << 31), "logits", "T*K + E*(tile-1) must be below 2^31, got ", rows, "; split the batch");
   const char* what = "min(T*K + E*(tile-1), T*E)";
   check_row_list(c, "row_token", o.row_token, rows, DType::int32, what);
   check_row_list(c, "row_slot", o.row_slot, rows, DType::int32, what);

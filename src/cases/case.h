@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "cases/tensors.h"
-#include "intarsia/ops.h"
+#include "intarsia/moe.h"
 
 namespace intarsia::cases {
 
@@ -41,6 +41,7 @@ std::vector<Case<Op>> benchmarks();
   template <>                        \
   std::vector<Case<Op>> benchmarks<Op>();
 INTARSIA_FOR_EACH_OPERATION(INTARSIA_DECLARE)
+INTARSIA_FOR_EACH_COMPOSITION(INTARSIA_DECLARE)
 #undef INTARSIA_DECLARE
 
 constexpr DType kDTypes[] = {DType::float32, DType::bfloat16, DType::float16};

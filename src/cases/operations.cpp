@@ -32,7 +32,8 @@ Operation operation() {
 
 const std::vector<Operation>& operations() {
 #define INTARSIA_OPERATION(Op) operation<Op>(),
-  static const std::vector<Operation> all{INTARSIA_FOR_EACH_OPERATION(INTARSIA_OPERATION)};
+  static const std::vector<Operation> all{INTARSIA_FOR_EACH_OPERATION(INTARSIA_OPERATION)
+                                              INTARSIA_FOR_EACH_COMPOSITION(INTARSIA_OPERATION)};
 #undef INTARSIA_OPERATION
   return all;
 }

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "base/execution.h"
 #include "intarsia/ops.h"
@@ -28,14 +29,18 @@ LayerShape layer_shape(const Layer& op) {
           .sorted_rows = sorted};
 }
 
+/// plan_layer's plan. A pass asks for it when it is sized and when it runs, a training step again: the latest are kept, for
+/// each thread its own, since making one takes as long as launching a kernel.
+std::shared_ptr<const Plan> kept_plan(const LayerShape&, const PlanOptions&);
+
 /// One pass of the plan with its memory. Without memory only addresses modulo 256 mean anything, which is what an explanation
 /// needs.
 class LayerWorkspace {
  public:
   LayerWorkspace(const LayerShape& shape, const PlanOptions& options, bool backward, std::byte* memory, Device device = {})
-      : plan_(plan_layer(shape, options)), backward_(backward), memory_(memory), device_(device) {}
+      : plan_(kept_plan(shape, options)), backward_(backward), memory_(memory), device_(device) {}
 
-  std::size_t bytes() const { return backward_ ? plan_.backward_workspace_bytes : plan_.forward_workspace_bytes; }
+  std::size_t bytes() const { return backward_ ? plan_->backward_workspace_bytes : plan_->forward_workspace_bytes; }
 
   /// A buffer's memory and size; null and 0 when this layer has none of that name.
   std::byte* memory(const char* name) const {
@@ -55,13 +60,13 @@ class LayerWorkspace {
 
  private:
   const Buffer* find(const char* name) const {
-    return backward_ ? plan_.backward_workspace(name) : plan_.forward_workspace(name);
+    return backward_ ? plan_->backward_workspace(name) : plan_->forward_workspace(name);
   }
   std::byte* address(const Buffer& buffer) const {
     return reinterpret_cast<std::byte*>(reinterpret_cast<std::uintptr_t>(memory_) + buffer.offset);
   }
 
-  Plan plan_;
+  std::shared_ptr<const Plan> plan_;
   bool backward_;
   std::byte* memory_;
   Device device_;

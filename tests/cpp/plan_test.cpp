@@ -3,6 +3,7 @@
 
 #include "intarsia/error.h"
 #include "intarsia/plan.h"
+#include "plan/layer_workspace.h"
 
 namespace intarsia {
 namespace {
@@ -89,6 +90,16 @@ TEST(Plan, RefusesNonsenseInWords) {
     EXPECT_STREQ(error.what(), "plan_layer: hidden must be at least 1, got 0");
   }
   EXPECT_THROW(plan_layer({.tokens = 4, .hidden = 1, .width = 1, .experts = 1, .rows = -3}), InvalidArgument);
+}
+
+TEST(Plan, KeptPlansAreThoseOfTheirLayer) {
+  for (int round = 0; round < 2; ++round)
+    for (std::int64_t width = 1; width <= 20; ++width)  // more than are kept
+      for (const bool overwrite_z : {false, true}) {
+        const LayerShape shape{.tokens = 50, .hidden = 16, .width = width, .experts = 3, .experts_per_token = 2};
+        const PlanOptions options{.overwrite_z = overwrite_z, .backend = Backend::cuda};
+        EXPECT_EQ(to_json(*kept_plan(shape, options)), to_json(plan_layer(shape, options)));
+      }
 }
 
 }  // namespace

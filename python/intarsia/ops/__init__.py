@@ -4,7 +4,7 @@ from .grouped import grouped_gemm, grouped_gemm_backward
 from .layer import layer_backward, layer_forward
 from .lists import build_index, round_tokens
 from .losses import load_balance_loss, load_balance_loss_backward, z_loss, z_loss_backward
-from .moe import MoeOptions, moe_forward
+from .moe import moe_forward
 from .router import route, route_backward, router_logits, router_logits_backward
 
 __all__ = [
