@@ -24,6 +24,7 @@ class Driver {
 
   decltype(&cuDeviceGet) device_get;
   decltype(&cuDevicePrimaryCtxRetain) primary_context_retain;
+  decltype(&cuCtxGetCurrent) get_current;
   decltype(&cuCtxPushCurrent) push;
   decltype(&cuCtxPopCurrent) pop;
 
@@ -31,6 +32,7 @@ class Driver {
   Driver() {
     find("cuDeviceGet", device_get);
     find("cuDevicePrimaryCtxRetain", primary_context_retain);
+    find("cuCtxGetCurrent", get_current);
     find("cuCtxPushCurrent", push);
     find("cuCtxPopCurrent", pop);
   }
@@ -50,7 +52,8 @@ void check_driver(CUresult result, const char* call) {
   if (result != CUDA_SUCCESS) throw Error(std::string(call) + " failed with code " + std::to_string(static_cast<int>(result)));
 }
 
-/// The context of a device that the runtime uses too. Held until the process ends, so that a guard costs a push and a pop.
+/// The context of a device that the runtime uses too. Held until the process ends, so that a guard costs a push and a pop at
+/// most.
 CUcontext primary_context(int index) {
   static std::array<std::once_flag, kMaxDevices> once;
   static std::array<CUcontext, kMaxDevices> contexts;
@@ -77,11 +80,17 @@ void fail(cudaError_t status, const char* call) {
   throw Error(std::string(call) + ": " + cudaGetErrorString(status));
 }
 
-DeviceGuard::DeviceGuard(int index) { check_driver(Driver::loaded().push(primary_context(index)), "cuCtxPushCurrent"); }
+DeviceGuard::DeviceGuard(int index) {
+  CUcontext current = nullptr, wanted = primary_context(index);
+  check_driver(Driver::loaded().get_current(&current), "cuCtxGetCurrent");
+  if (current == wanted) return;  // as a rule: guards are nested, and the caller's device is the tensors'
+  check_driver(Driver::loaded().push(wanted), "cuCtxPushCurrent");
+  pushed_ = true;
+}
 
 DeviceGuard::~DeviceGuard() {
   CUcontext popped = nullptr;
-  Driver::loaded().pop(&popped);
+  if (pushed_) Driver::loaded().pop(&popped);
 }
 
 const DeviceFigures& device_figures(int index) {

@@ -41,6 +41,9 @@ class DeviceGuard {
   ~DeviceGuard();
   DeviceGuard(const DeviceGuard&) = delete;
   DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  bool pushed_ = false;
 };
 
 /// The device type of a storage type: bfloat16 of base/half.h is __nv_bfloat16 on the GPU, and so on.

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "intarsia/config.h"
 #include "intarsia/types.h"
@@ -18,21 +19,23 @@ class Reason {
  public:
   explicit Reason(const char* kernels) : kernels_(kernels) {}
 
-  void need(bool condition, const std::string& text) {
-    if (!condition && text_.empty()) text_ = text;
+  /// The words are put together from `parts`, text and whole numbers, when the condition fails: every launch asks twice.
+  template <class... Parts>
+  void need(bool condition, const Parts&... parts) {
+    if (condition || !text_.empty()) return;
+    (append(parts), ...);
   }
   void dtype(const TensorView& v) {
-    need(v.dtype == DType::bfloat16 || v.dtype == DType::float16,
-         std::string(kernels_) + " kernels take bfloat16 and float16, not " + std::string(to_string(v.dtype)));
+    need(v.dtype == DType::bfloat16 || v.dtype == DType::float16, kernels_, " kernels take bfloat16 and float16, not ",
+         to_string(v.dtype));
   }
   void chunks(const char* letter, std::int64_t size) {
-    need(size > 0 && size % kChunk == 0,
-         std::string(letter) + " = " + std::to_string(size) + " is not a multiple of 8 above 0");
+    need(size > 0 && size % kChunk == 0, letter, " = ", size, " is not a multiple of 8 above 0");
   }
   void rows(const char* name, const TensorView& v) {
     if (!v.defined() || v.numel() == 0) return;
-    need(v.step(1) == 1 && v.step(0) % kChunk == 0 && on_chunk(v.data),
-         std::string(name) + ": rows must be contiguous and begin at multiples of 16 bytes");
+    need(v.step(1) == 1 && v.step(0) % kChunk == 0 && on_chunk(v.data), name,
+         ": rows must be contiguous and begin at multiples of 16 bytes");
   }
   /// True when nothing is missing; `why_not` may be null.
   bool verdict(std::string* why_not) const {
@@ -41,6 +44,9 @@ class Reason {
   }
 
  private:
+  void append(std::string_view part) { text_ += part; }
+  void append(std::int64_t number) { text_ += std::to_string(number); }
+
   const char* kernels_;
   std::string text_;
 };

@@ -13,10 +13,10 @@ class Reason : public cuda::Reason {
  public:
   Reason() : cuda::Reason("mma.sync") {}
   void weights(const char* name, const Weights& w) {
-    need(contiguous_axis(w) != Contiguous::neither, std::string(name) +
-                                                        ": one axis of its matrices must be contiguous in runs of 16 aligned "
-                                                        "bytes (if it is the out axis, with gates and ups "
-                                                        "in turn or in blocks of a multiple of 8)");
+    need(contiguous_axis(w) != Contiguous::neither, name,
+         ": one axis of its matrices must be contiguous in runs of 16 aligned "
+         "bytes (if it is the out axis, with gates and ups "
+         "in turn or in blocks of a multiple of 8)");
   }
 };
 
