@@ -151,6 +151,27 @@ inline void time_routing(Random& random, std::int64_t tokens, std::int64_t exper
   }
 }
 
+/// As the layer calls it: fp32 logits, softmax over all experts, with and without the logits in 16 bits.
+inline void time_route(Random& random, std::int64_t tokens, std::int64_t experts, std::int64_t k) {
+  const Large logits(DType::float32, {tokens, experts}), rounded(DType::bfloat16, {tokens, experts}),
+      ids(DType::int32, {tokens, k}), scores(DType::float32, {tokens, k});
+  std::vector<float> values(static_cast<std::size_t>(tokens * experts));
+  for (float& x : values) x = static_cast<float>(normal(random));
+  upload(logits, values);
+  Route route{.logits = logits.view, .ids = ids.view, .scores = scores.view};
+  const std::string sizes = "T " + std::to_string(tokens) + " E " + std::to_string(experts) + " K " + std::to_string(k);
+  const double bytes = 4.0 * static_cast<double>(tokens * experts);
+  print_row("route fp32 softmax " + sizes, median_us(Prepared<Route>(route)), bytes, 0);
+  route.rounded_logits = rounded.view;
+  print_row("route fp32 softmax, rounded_logits " + sizes, median_us(Prepared<Route>(route)), 1.5 * bytes, 0);
+
+  const Large dscores(DType::float32, {tokens, k}), dlogits(DType::bfloat16, {tokens, experts});
+  dscores.memory.fill(0x3c);
+  RouteBackward backward{.dscores = dscores.view, .scores = scores.view, .ids = ids.view, .logits = rounded.view};
+  backward.dlogits = dlogits.view;
+  print_row("route_backward bf16 softmax " + sizes, median_us(Prepared<RouteBackward>(backward)), bytes, 0);
+}
+
 inline void time_combine(Random& random, std::int64_t tokens, std::int64_t k, std::int64_t hidden, bool scored, bool added) {
   const Large rows(DType::bfloat16, {tokens * k, hidden}), y(DType::bfloat16, {tokens, hidden}),
       scores(DType::float32, {tokens, k}), slot_row(DType::int32, {tokens, k}), addend(DType::bfloat16, {tokens, hidden});
@@ -213,6 +234,11 @@ inline void time_bias(Random& random, std::int64_t rows, std::int64_t experts, s
 inline void print_times(Random& random) {
   time_routing(random, 32768, 128, 8, 60);
   time_routing(random, 32768, 512, 10, 90);
+  time_route(random, 65536, 8, 2);
+  time_route(random, 32768, 64, 8);
+  time_route(random, 32768, 128, 8);
+  time_route(random, 32768, 256, 8);
+  time_route(random, 32768, 512, 10);
   time_combine(random, 32768, 8, 4096, true, false);
   time_combine(random, 32768, 8, 4096, false, true);
   time_combine(random, 24576, 8, 1536, true, false);

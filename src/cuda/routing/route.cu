@@ -109,7 +109,8 @@ __device__ __forceinline__ void score_chosen(const Arguments<S>& a, S largest, S
 }
 
 template <class S, int kThreads, int kFours, int kSlots>
-__global__ void __launch_bounds__(Team<kThreads>::kBlockThreads, 1) route_kernel(const __grid_constant__ Arguments<S> a) {
+__global__ void __launch_bounds__(Team<kThreads>::kBlockThreads, kResidentBlocks<S, kFours>)
+    route_kernel(const __grid_constant__ Arguments<S> a) {
   using Tm = Team<kThreads>;
   const bool exists = Tm::token() < a.tokens;
   const std::int64_t t = exists ? Tm::token() : a.tokens - 1;  // threads without a token work along: a warp stays together

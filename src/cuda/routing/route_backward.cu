@@ -163,7 +163,7 @@ __device__ __forceinline__ S exponentials(S (&x)[kFours][4], S largest) {
 }
 
 template <class S, int kThreads, int kFours>
-__global__ void __launch_bounds__(Team<kThreads>::kBlockThreads, 1)
+__global__ void __launch_bounds__(Team<kThreads>::kBlockThreads, kResidentBlocks<S, kFours>)
     route_backward_kernel(const __grid_constant__ Arguments<S> a) {
   using Tm = Team<kThreads>;
   const bool exists = Tm::token() < a.tokens;

@@ -133,6 +133,10 @@ struct TeamRows {
   }
 };
 
+/// Blocks of 256 threads that are to fit on a multiprocessor: 64 registers a thread where 16 numbers of a row are in them.
+template <class S, int kFours>
+constexpr int kResidentBlocks = std::is_same_v<S, float> && kFours <= 4 ? 4 : 1;
+
 /// body(std::integral_constant<int, kThreads>, std::integral_constant<int, kFours>) of the team for rows of so many columns.
 /// What a warp does once is shared by its tokens, so few threads a token; 32 registers for a row are the most.
 template <class S, class Body>

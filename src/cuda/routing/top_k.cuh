@@ -1,5 +1,6 @@
 // The k largest of a row that lies in the registers of a team of threads, ties to the lowest index, compared with all bits.
-// Each four is sorted once; a round finds the team's largest head, and the thread that had it moves its four up.
+// Each four is sorted once; a round finds the team's largest head, and the thread that had it moves its four up. Of a long row
+// of one warp only the few numbers that can be among them are looked at, where they are few.
 #pragma once
 
 #include <climits>
@@ -130,14 +131,74 @@ struct Four {
 
 constexpr int kMaxChoices = 64;  // of route, checked by the api
 
+constexpr int kMostFiltered = 16;  // choices: of more, the candidates are too often more than a warp
+
+/// For a long row of one warp: the numbers from the k-th largest of the lanes' largest on, among which the k largest are, one a
+/// lane. With 16 numbers a lane and k = 10 they are about 12. False when they are more than a warp (ties), or when NaNs left
+/// too few.
+template <int kFours>
+__device__ __forceinline__ bool few_candidates(const float (&x)[kFours][4], int k_count, Candidate<std::uint32_t>& mine) {
+  struct Found {
+    float x;
+    int index;
+  };
+  __shared__ Found found[Team<kWarpSize>::kTokens][kWarpSize];
+  float largest = -INFINITY;
+#pragma unroll
+  for (int j = 0; j < kFours; ++j)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) largest = fmaxf(largest, x[j][i]);
+  std::uint32_t left = order_key(largest), bound = 0;
+  for (int k = 0; k < k_count; ++k) {
+    bound = __reduce_max_sync(kAllLanes, left);
+    left = left == bound ? 0 : left;
+  }
+  const float least = number_of(bound);
+  int count = 0;
+#pragma unroll
+  for (int j = 0; j < kFours; ++j)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const bool here = x[j][i] >= least;
+      const unsigned lanes = __ballot_sync(kAllLanes, here);
+      if (lanes == 0) continue;
+      const int place = count + __popc(lanes & lanes_below());
+      if (here && place < kWarpSize) found[warp_index()][place] = {x[j][i], four_of<kWarpSize>(j) + i};
+      count += __popc(lanes);
+    }
+  if (count < k_count || count > kWarpSize) return false;
+  __syncwarp();
+  mine = {0, INT_MAX};
+  if (lane_index() < count) {
+    const Found f = found[warp_index()][lane_index()];
+    mine = {order_key(f.x), f.index};
+  }
+  return true;
+}
+
 /// Slot i of thread `rank` gets choice rank + i * kThreads, if there is one.
 template <int kThreads, int kFours, int kSlots, class S>
 __device__ __forceinline__ void team_top_k(const S (&x)[kFours][4], int k_count, Candidate<OrderKey<S>> (&chosen)[kSlots]) {
   using Key = OrderKey<S>;
+  const auto keep = [&](int k, const Candidate<Key>& winner) {
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i)
+      if (k == i * kThreads + Team<kThreads>::rank()) chosen[i] = winner;
+  };
+  if constexpr (kThreads == kWarpSize && kFours >= 4 && std::is_same_v<S, float>) {
+    if (Candidate<Key> mine; k_count <= kMostFiltered && few_candidates(x, k_count, mine)) {
+      for (int k = 0; k < k_count; ++k) {
+        const Candidate<Key> winner = team_best<kThreads>(mine);
+        if (winner.index == mine.index) mine.key = 0;
+        keep(k, winner);
+      }
+      return;
+    }
+  }
+
   Four<Key> four[kFours];
 #pragma unroll
   for (int j = 0; j < kFours; ++j) four[j].sort(x[j]);
-
   for (int k = 0; k < k_count; ++k) {
     Candidate<Key> mine{four[0].key[0], four_of<kThreads>(0) + four[0].first()};
 #pragma unroll
@@ -147,9 +208,7 @@ __device__ __forceinline__ void team_top_k(const S (&x)[kFours][4], int k_count,
 #pragma unroll
     for (int j = 0; j < kFours; ++j)
       four[j].pop(winner.index == mine.index && (kFours == 1 || winner.index / (4 * kThreads) == j));
-#pragma unroll
-    for (int i = 0; i < kSlots; ++i)
-      if (k == i * kThreads + Team<kThreads>::rank()) chosen[i] = winner;
+    keep(k, winner);
   }
 }
 
