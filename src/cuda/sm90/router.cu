@@ -11,6 +11,11 @@
 namespace intarsia::cuda::sm90 {
 namespace {
 
+// Rings as deep as shared memory allows: x and dx stream from and to memory, products are short beside that.
+constexpr GemmConfig kLogitsTile{.tile_n = 128, .stages = 7, .ping_pong = true};
+constexpr GemmConfig kDxTile{.tile_n = 128, .stages = 5, .ping_pong = true, .store_tiles = 4, .store_round = 4};
+constexpr GemmConfig kDwTile{.tile_n = 128, .stages = 6};
+
 WeightHalf matrix(const TensorView& v) {
   return {v.data, v.dtype, 1, v.size(0), v.size(1), v.size(0) * v.step(0), v.step(0), 1, v.size(0), 0};
 }
@@ -33,7 +38,7 @@ ExpertBias<Element> one_bias(const TensorView& bias) {
 template <class Element, Halves kParts>
 void launch_logits(const TensorView& x, const TensorView (&w)[kMostParts], int parts, const TensorView& bias,
                    const TensorView& logits, void* stream) {
-  using Gemm = Operands<Element, kTile128PingPong, Left::rows, Right::rows, kParts>;
+  using Gemm = Operands<Element, kLogitsTile, Left::rows, Right::rows, kParts>;
   auto a = one_expert<Element>(x.size(0));
   a.k_size = static_cast<int>(x.size(1));
   a.n_size = static_cast<int>(logits.size(1));
@@ -50,7 +55,7 @@ void launch_logits(const TensorView& x, const TensorView (&w)[kMostParts], int p
 template <Halves kParts>
 void launch_dx(const TensorView (&left)[kMostParts], const TensorView (&right)[kMostParts], int parts, bool add,
                const TensorView& dx, void* stream) {
-  using Gemm = Operands<__nv_bfloat16, kTile128PingPong, Left::rows, Right::panels, kParts>;
+  using Gemm = Operands<__nv_bfloat16, kDxTile, Left::rows, Right::panels, kParts>;
   auto a = one_expert<__nv_bfloat16>(dx.size(0));
   a.k_size = static_cast<int>(left[0].size(1));
   a.n_size = static_cast<int>(dx.size(1));
@@ -71,7 +76,7 @@ bool narrow(std::int64_t experts, int parts) { return panels_of(experts, parts) 
 template <bool kNarrow, Halves kParts>
 void launch_dw(const TensorView (&left)[kMostParts], int parts, const TensorView& x, const TensorView& row_token,
                const TokenSlices& slices, float* partial, void* stream) {
-  constexpr GemmConfig kConfig = kNarrow ? kTile128 : kTile256;
+  constexpr GemmConfig kConfig = kNarrow ? kDwTile : kTile256;
   using Gemm = Operands<__nv_bfloat16, kConfig, Left::gathered_along_k, Right::ragged_panels, kParts>;
   const std::int64_t experts = left[0].size(1), hidden = x.size(1), plane = experts * hidden;
   auto a = one_expert<__nv_bfloat16>(x.size(0));
