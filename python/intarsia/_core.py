@@ -95,13 +95,13 @@ def run(operation: str, **fields) -> None:
         unknown = [name for name in fields if name not in raw.known]
         raise InvalidArgument(f"{operation}: no argument is called {', '.join(unknown)}")
     fields.setdefault("backend", "automatic")
-    call(operation, *map(fields.get, raw.names))
+    call(raw.call, *map(fields.get, raw.names))
 
 
-def call(operation: str, *arguments) -> None:
-    """The same with all arguments, in the order of the operation's schema."""
+def call(operator, *arguments):
+    """operator(*arguments), one of torch.ops.intarsia, with errors of our own classes."""
     try:
-        raw_operators[operation].call(*arguments)
+        return operator(*arguments)
     except RuntimeError as error:
         for prefix, kind in _TYPED.items():
             if str(error).startswith(prefix):

@@ -89,7 +89,7 @@ def moe(
         k, scores, groups, top_groups, renormalise, scale, logits_dtype, nan_tokens is not None, return_routing is True,
         layout, transposed, activation, score_on, save, save_z, backend,
     )  # fmt: skip
-    y, _, logits, chosen, ids, _, found, _, *lists = ops.moe_forward(*tensors, options)
+    y, logits, chosen, ids, *lists, found, _, _, _ = ops.moe_forward(*tensors, options)
     if nan_tokens is not None:
         nan_tokens.add_(found)
     if not return_routing:

@@ -90,15 +90,16 @@ def router_sizes(x, w_router, family, logits, dlogits, ids, dscores):
 
 
 class Calls:
-    """Records the raw operations that a block runs, with their fields."""
+    """Records the operators of the core that a block runs, with their arguments."""
 
     def __enter__(self):
         self.original, self.seen = _core.call, []
 
-        def spy(operation, *arguments):
-            fields = zip(_core.raw_operators[operation].names, arguments, strict=True)
-            self.seen.append((operation, dict(fields)))
-            return self.original(operation, *arguments)
+        def spy(operator, *arguments):
+            schema = operator._schema
+            names = [argument.name for argument in schema.arguments]
+            self.seen.append((schema.name.removeprefix("intarsia::"), dict(zip(names, arguments, strict=True))))
+            return self.original(operator, *arguments)
 
         _core.call = spy
         return self

@@ -90,17 +90,28 @@ def test_core_memory_is_planned_memory():
     assert (forward, backward) == (plan["forward_workspace_bytes"], plan["backward_workspace_bytes"])
 
 
-def test_inference_writes_no_z_and_saves_nothing():
+def test_inference_saves_nothing():
     layer = intarsia.MoE(16, 12, experts=4, experts_per_token=2)
     x = torch.randn(20, 16)
-    with Calls() as calls:
-        with torch.no_grad():
-            _, held, count = saved_tensors(lambda: layer(x), layer.parameters())
-        layer.requires_grad_(False)
-        _, also_held, also_count = saved_tensors(lambda: layer(x), layer.parameters())
-        layer.requires_grad_(True)(x)
+    with torch.no_grad():
+        _, held, count = saved_tensors(lambda: layer(x), layer.parameters())
+    layer.requires_grad_(False)
+    _, also_held, also_count = saved_tensors(lambda: layer(x), layer.parameters())
     assert (held, count, also_held, also_count) == (0, 0, 0, 0)
-    assert [fields["z"] is None for _, fields in calls.seen] == [True, True, False]
+
+
+def test_inference_writes_no_z():
+    layer = intarsia.MoE(16, 12, experts=4, experts_per_token=2)
+    x, ids, scores = torch.randn(20, 16), torch.randint(0, 4, (20, 2)), torch.rand(20, 2)
+    with Calls() as calls:
+        for learns in (True, False):
+            layer.requires_grad_(learns)
+            layer(x)
+            intarsia.moe_mlp(x, ids, scores, layer.w_up, layer.w_down)
+    wholes = [fields for name, fields in calls.seen if name == "moe_forward"]
+    experts = [fields["z"] is not None for name, fields in calls.seen if name == "layer_forward"]
+    assert [fields["save_z"] if "save_z" in fields else fields["z"] is not None for fields in wholes] == [True, False]
+    assert experts == [True, False]
 
 
 def test_number_of_saved_tensors_never_depends_on_routing():

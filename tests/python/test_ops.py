@@ -361,6 +361,24 @@ def test_both_bindings_give_the_same_bits():
     assert torch.equal(z, z2)
 
 
+@pytest.mark.parametrize("kind", ["softmax", "softmax_renorm", "sigmoid_group", "sigmoid"])
+@pytest.mark.parametrize("input_dtype", [False, True])
+@pytest.mark.parametrize("flags", [(False, False), (True, True), (False, True)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_outputs_of_moe_forward_are_made_alike(kind, input_dtype, flags, dtype):
+    """By the shim, and by Python for the C interface: the same tensors with the same bits."""
+    arguments = moe_arguments((K, kind, 2, 1, True, 1.5), grad=False, biases=True)
+    tensors, o = arguments[:11], ops.moe.MoeOptions(*arguments[11:])
+    tensors = [t if t is None else t.to(dtype) for t in tensors]
+    count, returns = flags
+    o = o._replace(input_dtype=input_dtype, count_nan_tokens=count, return_logits=returns, save_z=True)
+    got = ops.moe_forward.overload(*tensors, *o)
+    want = ops.define.present(ops.moe._forward(*tensors, o), tensors[0])
+    for a, b in zip(got, want, strict=True):
+        assert (a.shape, a.dtype, a.stride()) == (b.shape, b.dtype, b.stride())
+        assert torch.equal(a, b)
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_threads_follow_torch(threads):
     before = torch.get_num_threads()

@@ -18,9 +18,17 @@ class Operator:
     time): more than all checks and launches of a layer. Both ways run the same kernel, setup and backward.
     """
 
-    def __init__(self, name: str, kernel: Callable, setup: Callable | None, backward: Callable, options: type | None):
+    def __init__(
+        self,
+        name: str,
+        kernel: Callable,
+        setup: Callable | None,
+        backward: Callable,
+        options: type | None,
+        own: int | None,
+    ):
         self.overload = getattr(torch.ops.intarsia, name).default
-        self._kernel, self._options = kernel, options
+        self._kernel, self._options, self._own = kernel, options, own
         self._plain = _PLAIN | {options}
 
         def forward(ctx, *arguments):
@@ -30,7 +38,16 @@ class Operator:
                 setup(ctx, arguments, output)
             return output
 
+        def forward_of_own(ctx, *arguments):
+            *arguments, others = arguments
+            output = forward(ctx, *arguments)
+            others += output[own:]
+            return output[:own]
+
         functions = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+        if own is not None:
+            gradient = lambda ctx, *gradients: (*backward(ctx, *gradients), None)  # noqa: E731
+            functions = {"forward": staticmethod(forward_of_own), "backward": staticmethod(gradient)}
         self._node = type(name, (torch.autograd.Function,), functions)
         # What torch.autograd.Function.apply adds is for function transforms, which are not active where this is called.
         self._apply = super(torch.autograd.Function, self._node).apply
@@ -39,7 +56,10 @@ class Operator:
         if torch.compiler.is_compiling() or not self._unobserved(arguments):
             return self.overload(*(arguments if self._options is None else (*arguments[:-1], *arguments[-1])))
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
-            return self._apply(*arguments)
+            if self._own is None:
+                return self._apply(*arguments)
+            others = []
+            return (*self._apply(*arguments, others), *others)
         with torch._C._AutoDispatchBelowAutograd():
             return self._kernel(*arguments)
 
@@ -62,13 +82,17 @@ def define(
     setup: Callable | None = None,
     backward: Callable | None = None,
     options: type | None = None,
+    own: int | None = None,
+    native: bool = False,
 ) -> Operator:
     """Registers intarsia::<name> and returns the operator.
 
     `kernel` allocates the outputs (None for one that nobody asked for: torch gets an empty tensor) and calls the raw
     operator; `fake` gives their shapes alone. Without `backward` a gradient through the operator is refused in a
     sentence (or there is none to give, for integer outputs). `options`, a NamedTuple, is one argument in the place of
-    the last ones of the schema: autograd looks at every argument of a node, and what it looks at takes time.
+    the last ones of the schema: autograd looks at every argument of a node, and what it looks at takes time. So does
+    every output: those from `own` on, which have no gradient, go around the node where it is entered directly. `native`:
+    the shim has the operator itself, and `kernel` serves builds without it.
     """
     name = schema.partition("(")[0]
     library, qualified = _core.library, f"intarsia::{name}"
@@ -97,7 +121,10 @@ def define(
     library.impl(name, registered(kernel), "CompositeExplicitAutograd")
     torch.library.register_fake(qualified, registered(fake), lib=library)
     torch.library.register_autograd(qualified, gradient, setup_context=setup_context, lib=library)
-    return Operator(name, kernel, setup, backward, options)
+    if native and _core.binding()[0] == "shim":
+        overload = getattr(torch.ops.intarsia, name).default
+        kernel = lambda *arguments: _core.call(overload, *arguments[:-1], *arguments[-1])  # noqa: E731
+    return Operator(name, kernel, setup, backward, options, own)
 
 
 def _refuse(name: str):

@@ -45,6 +45,7 @@ _EXPERTS = ("w_up", "w_up_second", "w_down", "b_up", "b_down")
 TENSORS = (*_ROUTER, "expert_bias", "token_mask", *_EXPERTS, "addend")
 _LEARNING = (*_ROUTER, *_EXPERTS)  # whose gradients moe_backward computes
 _LISTS = ("expert_offsets", "row_token", "row_slot", "slot_row")
+_OWN = 3  # y, logits, scores: the outputs that have a gradient
 _KEPT = (*_LEARNING, "z", "logits", "ids", "scores", "raw_scores", *_LISTS)
 
 
@@ -79,12 +80,12 @@ def _keeps_logits(x, w_router, o):
 def _forward(*arguments):
     x, w_router, b_router, expert_bias, token_mask, w_up, w_up_second, w_down, b_up, b_down, addend, o = arguments
     outputs = _outputs(*arguments)
-    y, z, logits, scores, ids, raw_scores, nan_tokens, kept_logits, *lists = outputs
+    y, logits, scores, ids, *lists, nan_tokens, z, raw_scores, kept_logits = outputs
     rounded_logits = kept_logits
     if o.input_dtype and kept_logits is not None:  # they need no rounding
         logits, rounded_logits = kept_logits, None
     _core.call(
-        "moe_forward", x, w_router, b_router, expert_bias, token_mask, w_up, w_up_second, o.gate_block, o.transposed,
+        _core.raw_operators["moe_forward"].call, x, w_router, b_router, expert_bias, token_mask, w_up, w_up_second, o.gate_block, o.transposed,
         w_down, o.transposed, b_up, b_down, addend, o.scores_kind, o.groups, o.top_groups, o.renormalise, o.scale,
         _core.DTYPES[_logits_dtype(x, o)], o.activation, o.score_on, logits, rounded_logits, ids, scores,
         raw_scores, nan_tokens, *lists, z, y, o.backend,
@@ -102,17 +103,17 @@ def _outputs(*arguments) -> tuple:
     row_token = ids.new_empty((tokens * k,))
     return (
         torch.empty_like(x, memory_format=torch.contiguous_format),
-        x.new_empty((tokens * k, z_width(o.activation, w_down, o.transposed))) if o.save_z else None,
         x.new_empty((tokens, experts), dtype=_logits_dtype(x, o)) if o.return_logits else None,
         scores,
         ids,
-        torch.empty_like(scores) if o.scores_kind == "sigmoid_group" else None,
-        ids.new_zeros((1,)) if o.count_nan_tokens else None,
-        x.new_empty((tokens, experts)) if keeps else None,
         ids.new_empty((experts + 1,)),
         row_token,
         torch.empty_like(row_token),
         torch.empty_like(ids),
+        ids.new_zeros((1,)) if o.count_nan_tokens else None,
+        x.new_empty((tokens * k, z_width(o.activation, w_down, o.transposed))) if o.save_z else None,
+        torch.empty_like(scores) if o.scores_kind == "sigmoid_group" else None,
+        x.new_empty((tokens, experts)) if keeps else None,
     )
 
 
@@ -121,11 +122,9 @@ def _outputs(*arguments) -> tuple:
 
 def _setup(ctx, inputs, output):
     x, w_router, b_router, _, _, *experts, _, o = inputs
-    _, z, logits, scores, ids, raw_scores, nan_tokens, kept_logits, *lists = output
-    fixed = [t for t in (z, ids, raw_scores, nan_tokens, kept_logits, *lists) if t is not None]
-    if logits is not None and not o.return_logits:
-        fixed.append(logits)
-    ctx.mark_non_differentiable(*fixed)
+    _, logits, scores, ids, *lists, _, z, raw_scores, kept_logits = output
+    fixed = output[_OWN:] if o.return_logits else (logits, *output[_OWN:])
+    ctx.mark_non_differentiable(*[t for t in fixed if t is not None])
     ctx.set_materialize_grads(False)
     ctx.options, ctx.z_state = o, Preactivations("moe", o.overwrite_z)
     ctx.edges = [name for name, t in zip(TENSORS, inputs, strict=False) if t is not None]  # as ctx.next_functions
@@ -137,7 +136,7 @@ def _setup(ctx, inputs, output):
     )  # fmt: skip
 
 
-def _gradient(ctx, dy, _dz, dlogits, dscores, *_):
+def _gradient(ctx, dy, dlogits, dscores, *_):
     if dy is not None:
         ctx.z_state.check()
     asked = asked_for(TENSORS, ctx.needs_input_grad[: len(TENSORS)], ctx.edges, ctx.next_functions)
@@ -163,7 +162,7 @@ def _backward(dy, saved, o: MoeOptions, asked: set[str], z_state: Preactivations
         gradients = {"w_up": torch.empty_like(w_up), "w_up_second": torch.empty_like(w_up_second)} | gradients
     of, overwrite_z = gradients.get, z_state.spend(z)
     _core.call(
-        "moe_backward", dy, x, w_router, b_router, *router_and_lists, w_up, w_up_second, o.gate_block, o.transposed,
+        _core.raw_operators["moe_backward"].call, dy, x, w_router, b_router, *router_and_lists, w_up, w_up_second, o.gate_block, o.transposed,
         w_down, o.transposed, b_up, b_down, o.scores_kind, o.renormalise, o.scale,
         _core.DTYPES[_recomputed_dtype(x, w_router, o)], _core.DTYPES[_dlogits_dtype(x, w_router)], o.activation,
         o.score_on, overwrite_z, z, of("x"), of("w_router"), of("b_router"), of("w_up"), of("w_up_second"),
@@ -221,12 +220,14 @@ moe_forward = define(
     "Tensor? w_up_second, Tensor w_down, Tensor? b_up, Tensor? b_down, Tensor? addend, int k, str scores_kind, "
     "int groups, int top_groups, bool renormalise, float scale, bool input_dtype, bool count_nan_tokens, "
     "bool return_logits, int gate_block, bool transposed, str activation, str score_on, bool save_z, "
-    "bool overwrite_z, str backend) -> (Tensor y, Tensor z, Tensor logits, Tensor scores, Tensor ids, "
-    "Tensor raw_scores, Tensor nan_tokens, Tensor kept_logits, Tensor expert_offsets, Tensor row_token, "
-    "Tensor row_slot, Tensor slot_row)",
+    "bool overwrite_z, str backend) -> (Tensor y, Tensor logits, Tensor scores, Tensor ids, Tensor expert_offsets, "
+    "Tensor row_token, Tensor row_slot, Tensor slot_row, Tensor nan_tokens, Tensor z, Tensor raw_scores, "
+    "Tensor kept_logits)",
     _forward,
     _outputs,
     _setup,
     _gradient,
     MoeOptions,
+    _OWN,
+    native=True,
 )
