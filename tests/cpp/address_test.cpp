@@ -81,15 +81,15 @@ void check_operand(const Memory& memory, std::uint64_t first, int mn_size, int b
 /// Tiles at the beginning and at the end of shared memory: a descriptor's address has 14 bits.
 std::vector<std::uint32_t> bases(std::uint32_t bytes) { return {0, 3 * 1024, (kSharedBytes - bytes) / 1024 * 1024}; }
 
-TEST(GatheredRows, FillAKMajorTile) {
+TEST(GatheringThread, FillAKMajorTile) {
   constexpr int kRows = 128;
   for (const std::uint32_t base : bases(kRows * 128)) {
     Memory memory;
     for (int thread = 0; thread < 128; ++thread) {
-      const GatheredRows mine(thread);
-      for (int row = mine.first, i = 0; row < kRows; row += GatheredRows::kStep, ++i)
+      const GatheringThread mine(thread);
+      for (int row = mine.first, i = 0; row < kRows; row += GatheringThread::kStep, ++i)
         for (int e = 0; e < 8; ++e)
-          memory.write(base + mine.place() + static_cast<std::uint32_t>(i * GatheredRows::kStep * 128 + e * 2), row,
+          memory.write(base + mine.place() + static_cast<std::uint32_t>(i * GatheringThread::kStep * 128 + e * 2), row,
                        mine.chunk * 8 + e, 2);
     }
     EXPECT_EQ(memory.written(), kRows * 128);
@@ -97,39 +97,29 @@ TEST(GatheredRows, FillAKMajorTile) {
   }
 }
 
-TEST(GatheredAlongK, FillTwoMnMajorPanels) {
+TEST(GatheringThread, FillTwoMnMajorPanels) {
   for (const std::uint32_t base : bases(2 * kPanelBytes)) {
     Memory memory;
     for (int thread = 0; thread < 128; ++thread) {
-      const GatheredAlongK mine(thread);
-      for (int i = 0; i < kTileK / GatheredAlongK::kStep; ++i)
-        for (int e = 0; e < 8; ++e)
-          memory.write(base + mine.place() + static_cast<std::uint32_t>(i * GatheredAlongK::kStep * 128 + e * 2),
-                       mine.first + i * GatheredAlongK::kStep, mine.chunk * 8 + e, 2);
+      const GatheringThread mine(thread);
+      for (int k = mine.first, i = 0; k < kTileK; k += GatheringThread::kStep, ++i)
+        for (int panel = 0; panel < 2; ++panel)
+          for (int e = 0; e < 8; ++e)
+            memory.write(base + mine.place() +
+                             static_cast<std::uint32_t>(i * GatheringThread::kStep * 128 + panel * kPanelBytes + e * 2),
+                         k, panel * 64 + mine.chunk * 8 + e, 2);
     }
     EXPECT_EQ(memory.written(), 2 * kPanelBytes);
     check_operand<true>(memory, tile_descriptor(base, kPanelBytes), 64, 2);
   }
 }
 
-/// Neighbouring threads read neighbouring bytes of one source row: 128 of them, or 256 along k.
-TEST(Gathers, ReadWholeLines) {
+/// Neighbouring threads read neighbouring bytes of one source row, 128 of them.
+TEST(GatheringThread, ReadWholeLines) {
   for (int thread = 0; thread < 128; ++thread) {
-    EXPECT_EQ(GatheredRows(thread).chunk, thread % 8);
-    EXPECT_EQ(GatheredRows(thread).first, GatheredRows(thread / 8 * 8).first);
-    EXPECT_EQ(GatheredAlongK(thread).chunk, thread % 16);
-    EXPECT_EQ(GatheredAlongK(thread).first, GatheredAlongK(thread / 16 * 16).first);
+    EXPECT_EQ(GatheringThread(thread).chunk, thread % 8);
+    EXPECT_EQ(GatheringThread(thread).first, GatheringThread(thread / 8 * 8).first);
   }
-}
-
-/// Each lane keeps one token; in pass i every lane must be given that of the k which it copies.
-TEST(GatheredAlongK, PassesTheRightTokensRound) {
-  for (int thread = 0; thread < 128; ++thread)
-    for (int i = 0; i < kTileK / GatheredAlongK::kStep; ++i) {
-      const int giver = GatheredAlongK::lane_of_pass(i, thread % 32);
-      ASSERT_TRUE(giver >= 0 && giver < 32);
-      EXPECT_EQ(GatheredAlongK::k_of_lane(thread / 32, giver), GatheredAlongK(thread).first + i * GatheredAlongK::kStep);
-    }
 }
 
 /// The right operand comes in two boxes of rows, one from each CTA of a pair.

@@ -55,9 +55,10 @@ std::vector<char> download(const TensorView& v) {
   return bytes;
 }
 
+/// `made_of_rounded`: the last output follows on wgmma from another one after that was rounded, elsewhere from its sums.
 template <class Op>
 void compare(const Shape& shape, const Op& op, const std::vector<TensorView>& outputs,
-             const std::function<void(const std::string&, double)>& report, const Want& want) {
+             const std::function<void(const std::string&, double)>& report, const Want& want, bool made_of_rounded = false) {
   const std::string name = std::string(Op::kName) + " large " + shape.name;
   if (!want(name)) return;
   const Block block(std::max({general::workspace_bytes(op), sm80::workspace_bytes(op), cuda::workspace_bytes(op)}));
@@ -74,8 +75,9 @@ void compare(const Shape& shape, const Op& op, const std::vector<TensorView>& ou
       for (std::size_t i = 0; i < outputs.size(); ++i) {
         if (repeat == 0) {
           // Both round the same sums, formed in another order: few elements fall to the other side.
+          const double of_half = made_of_rounded && i + 1 == outputs.size() ? 4e-3 : 1e-3;  // 2^-8, the rounding of one factor
           report(name + " " + path,
-                 relative_difference(outputs[i], expected[i]) / (outputs[i].dtype == DType::bfloat16 ? 1e-3 : 2e-5));
+                 relative_difference(outputs[i], expected[i]) / (outputs[i].dtype == DType::bfloat16 ? of_half : 2e-5));
           first.push_back(download(outputs[i]));
         } else if (download(outputs[i]) != first[i]) {
           report(name + " " + path + ": not the same bits when repeated", 1e30);
@@ -132,7 +134,7 @@ void check_large(const std::function<void(const std::string&, double)>& report, 
     TensorView a, b, c;
     {
       const auto op = layer.up_forward(a, b);
-      compare(shape, op, {a, b}, report, want);
+      compare(shape, op, {a, b}, report, want, true);
     }
     {
       const auto op = layer.down_forward(a);

@@ -21,22 +21,14 @@ INTARSIA_HOST_DEVICE constexpr std::uint32_t swizzled(std::uint32_t tile, int ro
 
 // ---- the gathers of the producer warpgroup
 
-/// The 16-byte chunk that a producer thread copies of row (or k) `first` of a tile, and of every kStep-th after it, each at
-/// kStep * 128 bytes from the one before: the swizzle is the same for all of them.
-struct GatheredRows {  // 8 neighbouring threads copy the 128 bytes of one row
+/// Its 128 threads copy a left tile, 8 chunks of 16 bytes each: 8 neighbouring threads the 128 bytes of a row (K-major) or of a
+/// k in one panel (MN-major). The next ones of a thread are kStep rows (or k) on, kStep * 128 bytes in the tile, where the
+/// swizzle is the same.
+struct GatheringThread {
   static constexpr int kStep = 16;
   int chunk, first;
-  INTARSIA_HOST_DEVICE constexpr explicit GatheredRows(int thread) : chunk(thread % 8), first(thread / 8) {}
+  INTARSIA_HOST_DEVICE constexpr explicit GatheringThread(int thread) : chunk(thread % 8), first(thread / 8) {}
   INTARSIA_HOST_DEVICE constexpr std::uint32_t place() const { return swizzled(0, first, chunk); }
-};
-struct GatheredAlongK {  // 16 neighbouring threads copy the 256 bytes of one k, in two panels
-  static constexpr int kStep = 8;
-  int chunk, first;
-  INTARSIA_HOST_DEVICE constexpr explicit GatheredAlongK(int thread) : chunk(thread % 16), first(thread / 16) {}
-  INTARSIA_HOST_DEVICE constexpr std::uint32_t place() const { return swizzled(chunk / 8 * kPanelBytes, first, chunk % 8); }
-  /// Which k of a block a lane keeps the token of, and the lane that has it for pass i of another.
-  INTARSIA_HOST_DEVICE static constexpr int k_of_lane(int warp, int lane) { return lane / 2 % 8 * kStep + warp * 2 + lane % 2; }
-  INTARSIA_HOST_DEVICE static constexpr int lane_of_pass(int pass, int lane) { return pass * 2 + lane / 16; }
 };
 
 // ---- wgmma

@@ -87,7 +87,7 @@ Choice rule(Product product, const Shape& s) {
       if (s.width <= 512 || fits_192(s.hidden)) return {Kernel::tile_192_ping_pong, {.group = 8}};
       return {Kernel::tile_256, {.group = 4}};
     case Product::down_backward:
-      if (s.hidden <= 1536) return {Kernel::tile_128_ping_pong, {.group = 8}};
+      if (s.hidden <= 2048) return {Kernel::tile_128_ping_pong, {.group = 8}};
       return {Kernel::tile_256_pair, {.group = 16}};
     case Product::up_backward:
       if (fits_192(s.hidden)) return {Kernel::tile_192_ping_pong, {.group = 8}};

@@ -42,6 +42,7 @@ class DownBackwardEpilogue {
     __syncwarp();
   }
 
+  __device__ static constexpr bool pending() { return false; }
   __device__ void between() {}
   __device__ void finish() {}
 

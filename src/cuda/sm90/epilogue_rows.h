@@ -59,27 +59,23 @@ class UpEpilogue {
       if (kPlain || !a_.bias.data) pack_columns<typename Op::Element>(f, z_[piece]);
       else pack_biased(piece, f, z_[piece]);
     });
-    step_ = 0;
+    step_ = a_.store_z ? 0 : 1;
   }
 
   /// One step: z's pieces of 64 columns of a, or those of a.
   __device__ void between() {
-    bool done = false;
+    const int now = step_;
     static_for<2 * kActivated>([&](auto step) {
-      if (done || step_ != step) return;
       constexpr Constant<step / 2> c;
-      ++step_;
-      if constexpr (step % 2 == 1) {
-        write_a(c);
-      } else {
-        if (!a_.store_z) return;  // and on to the next step
-        write_z(c);
-      }
-      done = true;
+      if (now != step) return;
+      if constexpr (step % 2 == 1) write_a(c);
+      else write_z(c);
     });
+    step_ = now + (a_.store_z ? 1 : 2);
   }
+  __device__ bool pending() const { return step_ < 2 * kActivated; }
   __device__ void finish() {
-    while (step_ < 2 * kActivated) between();
+    while (pending()) between();
   }
 
  private:
@@ -154,6 +150,7 @@ class StoreEpilogue {
                            ConsumerThread me)
       : a_(a), me_(me), stores_(staging, me) {}
   __device__ void begin(const Tile&, int) {}
+  __device__ bool pending() const { return stores_.pending(); }
   __device__ void between() { stores_.between(*this); }
   __device__ void finish() { stores_.finish(*this); }
 
@@ -210,6 +207,7 @@ class LogitsEpilogue {
   __device__ LogitsEpilogue(const GemmArguments<typename Op::Element>& a, std::uint32_t, std::uint32_t, ConsumerThread me)
       : a_(a), me_(me) {}
   __device__ void begin(const Tile&, int) {}
+  __device__ static constexpr bool pending() { return false; }
   __device__ void between() {}
   __device__ void finish() {}
 

@@ -39,6 +39,7 @@ class WeightEpilogue {
                             ConsumerThread me)
       : a_(a), stores_(staging, me) {}
   __device__ void begin(const Tile&, int) {}
+  __device__ bool pending() const { return stores_.pending(); }
   __device__ void between() { stores_.between(*this); }
   __device__ void finish() { stores_.finish(*this); }
 
@@ -83,6 +84,7 @@ class FloatWeightEpilogue {
                                  ConsumerThread me)
       : a_(a), me_(me), staging_(staging, me) {}
   __device__ void begin(const Tile&, int) {}
+  __device__ static constexpr bool pending() { return false; }
   __device__ void between() {}
   __device__ void finish() {}
 

@@ -15,40 +15,21 @@ class Consumer {
  public:
   __device__ Consumer(const SharedAddresses shared, ConsumerThread me) : s_(shared), me_(me) {}
 
-  /// acc = the tile's product over `blocks` k blocks; `left_offset` picks this warpgroup's rows of the left tile. `between()`
-  /// is called while products run.
-  template <class Between>
-  __device__ void multiply(typename Op::Accumulators& acc, int blocks, std::uint32_t left_offset, Between&& between) {
-    const std::uint64_t left0 = tile_descriptor(s_.left + left_offset, Op::kLeftMnMajor ? kPanelBytes : 0);
-    const std::uint64_t right0 = tile_descriptor(s_.right, Op::kRightMnMajor ? kPanelBytes : 0);
-    std::uint32_t previous = 0;
+  /// acc = the tile's product over `blocks` k blocks; `left_offset` picks this warpgroup's rows of the left tile. What the
+  /// epilogue still has of the tile before, it writes while products run.
+  template <class Epilogue>
+  __device__ void multiply(typename Op::Accumulators& acc, int blocks, std::uint32_t left_offset, Epilogue& epilogue) {
+    const std::uint64_t left = tile_descriptor(s_.left + left_offset, Op::kLeftMnMajor ? kPanelBytes : 0);
+    const std::uint64_t right = tile_descriptor(s_.right, Op::kRightMnMajor ? kPanelBytes : 0);
     for (int kb = 0; kb < blocks; ++kb) {
-      ptx::barrier_wait(s_.full + state_.stage * 8, state_.phase);
-      pin(acc);
-      ptx::wgmma_fence();
-      const std::uint64_t left = left0 + state_.stage * (Op::kLeftBytes / 16),
-                          right = right0 + state_.stage * (Op::kRightBytes / 16);
-#pragma unroll
-      for (int k = 0; k < kTileK / 16; ++k)
-#pragma unroll
-        for (int m = 0; m < Op::kBlocksM; ++m)
-          wgmma<typename Op::Element, Op::kTileN, Op::kLeftMnMajor, Op::kRightMnMajor>(
-              acc[m], left + k * kDescriptorStep<Op::kLeftMnMajor> + m * (kPanelBytes / 16),
-              right + k * kDescriptorStep<Op::kRightMnMajor>, (kb | k) != 0);
-      ptx::wgmma_commit();
-      pin(acc);
-      if (kb > 0) {
-        between();
-        // The group before has finished: its stage is free.
-        ptx::wgmma_wait<1>();
-        release(previous);
-      }
-      previous = state_.stage;
-      state_.advance();
+      start(acc, left, right, kb > 0);
+      if (kb == 0) continue;
+      if (epilogue.pending()) epilogue.between();
+      finish_before_last();
     }
     ptx::wgmma_wait<0>();
     pin(acc);
-    if (blocks > 0) release(previous);
+    if (blocks > 0) release(last_);
     if (Op::kWeightGradient && blocks == 0) clear(acc);
   }
 
@@ -66,6 +47,31 @@ class Consumer {
   __device__ void skip(int blocks) { state_.advance(blocks); }
 
  private:
+  /// Starts the products of the next stage, which are added to acc, or replace it.
+  __device__ void start(typename Op::Accumulators& acc, std::uint64_t left0, std::uint64_t right0, bool add) {
+    ptx::barrier_wait(s_.full + state_.stage * 8, state_.phase);
+    pin(acc);
+    ptx::wgmma_fence();
+    const std::uint64_t left = left0 + state_.stage * (Op::kLeftBytes / 16),
+                        right = right0 + state_.stage * (Op::kRightBytes / 16);
+#pragma unroll
+    for (int k = 0; k < kTileK / 16; ++k)
+#pragma unroll
+      for (int m = 0; m < Op::kBlocksM; ++m)
+        wgmma<typename Op::Element, Op::kTileN, Op::kLeftMnMajor, Op::kRightMnMajor>(
+            acc[m], left + k * kDescriptorStep<Op::kLeftMnMajor> + m * (kPanelBytes / 16),
+            right + k * kDescriptorStep<Op::kRightMnMajor>, add || k > 0);
+    ptx::wgmma_commit();
+    pin(acc);
+    before_last_ = last_;
+    last_ = state_.stage;
+    state_.advance();
+  }
+  /// Waits for the products before those that were started last: their stage is free.
+  __device__ void finish_before_last() const {
+    ptx::wgmma_wait<1>();
+    release(before_last_);
+  }
   /// Keeps the compiler from moving accumulators across the asynchronous products.
   __device__ static void pin(typename Op::Accumulators& acc) {
 #pragma unroll
@@ -90,6 +96,7 @@ class Consumer {
   const SharedAddresses s_;
   const ConsumerThread me_;
   PipelineState<Op::kStages> state_;
+  std::uint32_t last_ = 0, before_last_ = 0;  // stages whose products may be running
 };
 
 /// Bytes of dynamic shared memory: slack to align the tiles, the pipeline, the consumers' staging, the barriers.
@@ -123,7 +130,7 @@ __device__ void consume(const GemmArguments<typename Op::Element>& a, const Shar
       const int row0 = tile.m * Op::kTileM + me.warpgroup * 64 * Op::kBlocksM;
       if (live(tile, row0)) {
         epilogue.begin(tile, row0);
-        consumer.multiply(acc, blocks, me.warpgroup * kPanelBytes * Op::kBlocksM, [&] { epilogue.between(); });
+        consumer.multiply(acc, blocks, me.warpgroup * kPanelBytes * Op::kBlocksM, epilogue);
         epilogue.run(tile, row0, acc);
       } else {
         consumer.drain(blocks);
@@ -134,7 +141,7 @@ __device__ void consume(const GemmArguments<typename Op::Element>& a, const Shar
         const bool working = live(tile, row0);
         if (working) epilogue.begin(tile, row0);
         ptx::named_sync(kBarrierOfTurn + me.warpgroup, 256);
-        if (working) consumer.multiply(acc, blocks, 0, [&] { epilogue.between(); });
+        if (working) consumer.multiply(acc, blocks, 0, epilogue);
         else consumer.drain(blocks);
         ptx::named_arrive(kBarrierOfTurn + (me.warpgroup ^ 1), 256);
         if (working) epilogue.run(tile, row0, acc);

@@ -135,42 +135,39 @@ class Producer {
     for (int part = shared ? rank_ : 0; part < (shared ? rank_ + 1 : kParts); ++part) load_right_part(tile, kb, part);
   }
 
-  // ---- the left operand
+  // ---- the left operand. A copy takes few instructions and no shuffle: more of them slow the tensor cores down by a tenth.
 
-  /// A thread copies its chunk of kTileM / 16 rows.
+  /// A thread copies its chunk of kRows rows.
   __device__ void gather_rows(Scheduler<Op::kTileM, Op::kCluster, Op::kWeightGradient>& scheduler) {
-    constexpr int kStep = GatheredRows::kStep, kPasses = Op::kTileM / kStep;
-    const GatheredRows mine(thread_);
-    const int chunk = mine.chunk, first = mine.first;
+    constexpr int kStep = GatheringThread::kStep, kRows = Op::kTileM / kStep;
+    const GatheringThread mine(thread_);
     const std::uint32_t place = mine.place();
-    const auto* base = reinterpret_cast<const uint4*>(a_.gathered.data) + chunk;
+    const auto* base = reinterpret_cast<const uint4*>(a_.gathered.data) + mine.chunk;
     Tile tile, following;
-    int tokens[kPasses];
+    int tokens[kRows];
     const auto load_tokens = [&](const Tile& t) {
 #pragma unroll
-      for (int i = 0; i < kPasses; ++i) {
-        const int row = t.m * Op::kTileM + first + i * kStep;
-        tokens[i] = row < t.rows ? a_.gathered.listed(t.first_row + row) : -1;  // looked at a tile later
+      for (int i = 0; i < kRows; ++i) {
+        const int row = t.m * Op::kTileM + mine.first + i * kStep;
+        tokens[i] = row < t.rows && t.n < a_.schedule.n_tiles ? a_.gathered.listed(t.first_row + row) : -1;
       }
     };
     bool more = scheduler.next(following);
     if (more) load_tokens(following);
     const int blocks = (a_.k_size + kTileK - 1) / kTileK;
-    const bool tail = a_.k_size % kTileK != 0;
     const auto step = static_cast<std::uint32_t>(a_.gathered.row_step / 8);
     while (more) {
       tile = following;
-      std::uint32_t source[kPasses];  // of a row in units of 16 bytes: half the registers of a pointer
-      std::uint32_t missing = 0;      // rows without a token: zeros, so that nothing of theirs is read
+      std::uint32_t source[kRows];  // of a row in units of 16 bytes: half the registers of a pointer
+      std::uint32_t missing = 0;    // rows without a token: zeros, so that nothing of theirs is read
 #pragma unroll
-      for (int i = 0; i < kPasses; ++i) {
+      for (int i = 0; i < kRows; ++i) {  // looked at here, a tile after they were asked for
         const int token = a_.gathered.existing(tokens[i]);
         source[i] = static_cast<std::uint32_t>(token < 0 ? 0 : token) * step;
         if (token < 0) missing |= 1u << i;
       }
       more = scheduler.next(following);
       if (more) load_tokens(following);  // a tile ahead: two dependent loads hide behind this tile's k loop
-      const int rows = tile.n < a_.schedule.n_tiles ? tile.rows - tile.m * Op::kTileM : 0;
       for (int kb = 0; kb < blocks; ++kb) {
         wait_empty();
         if (elected_ && warp_ == kb % 4) {  // the warps take turns: none is held up at every stage
@@ -178,20 +175,18 @@ class Producer {
           load_right(tile, kb);
         }
         const std::uint32_t target = s_.left + state_.stage * Op::kLeftBytes + place;
-        const bool outside = tail && kb == blocks - 1 && kb * kTileK + chunk * 8 >= a_.k_size;
-        if (missing == 0 && !outside && rows >= Op::kTileM) {
+        const uint4* from = base + kb * (kTileK / 8);
+        const bool outside = kb * kTileK + mine.chunk * 8 >= a_.k_size;
+        if (missing == 0 && !outside) {
 #pragma unroll
-          for (int i = 0; i < kPasses; ++i) ptx::copy16(target + i * (kStep * 128), base + source[i] + kb * (kTileK / 8));
+          for (int i = 0; i < kRows; ++i) ptx::copy16(target + i * (kStep * 128), from + source[i]);
         } else {
 #pragma unroll
-          for (int i = 0; i < kPasses; ++i)
-            if (first + i * kStep < rows) {
-              const bool zero = outside || (missing >> i & 1);
-              ptx::copy16_or_zero(
-                  target + i * (kStep * 128),
-                  zero ? reinterpret_cast<const uint4*>(a_.gathered.data) : base + source[i] + kb * (kTileK / 8),
-                  zero ? 0 : 16);
-            }
+          for (int i = 0; i < kRows; ++i) {
+            const bool zero = outside || (missing >> i & 1);
+            ptx::copy16_or_zero(target + i * (kStep * 128),
+                                zero ? reinterpret_cast<const uint4*>(a_.gathered.data) : from + source[i], zero ? 0 : 16);
+          }
         }
         ptx::copies_arrive(full());
         state_.advance();
@@ -199,44 +194,65 @@ class Producer {
     }
   }
 
-  /// A thread copies its chunk of 8 k; a lane keeps the token of one of its warp's 16 k and the warp passes them round.
+  /// A thread copies its chunk of kTokens k in every panel.
   __device__ void gather_along_k(Scheduler<Op::kTileM, Op::kCluster, Op::kWeightGradient>& scheduler) {
-    using Element = typename Op::Element;
-    using Along = GatheredAlongK;
-    constexpr int kStep = Along::kStep;
-    const Along mine(thread_);
+    constexpr int kStep = GatheringThread::kStep, kTokens = kTileK / kStep, kPanels = Op::kTileM / 64;
+    const GatheringThread mine(thread_);
     const std::uint32_t place = mine.place();
-    const auto load_token = [&](const Tile& t, int kb) {
-      const int k = kb * kTileK + Along::k_of_lane(warp_, lane_);
-      return k < t.rows ? a_.gathered.listed(t.first_row + k) : -1;
+    const auto step = static_cast<std::uint32_t>(a_.gathered.row_step / 8);
+    int next[kTokens];
+    const auto load_tokens = [&](const Tile& t, int kb) {
+#pragma unroll
+      for (int i = 0; i < kTokens; ++i) {
+        const int k = kb * kTileK + mine.first + i * kStep;
+        next[i] = k < t.rows ? a_.gathered.listed(t.first_row + k) : -1;
+      }
     };
     Tile tile, following;
     bool more = scheduler.next(following);
-    int next = more && following.rows > 0 ? load_token(following, 0) : -1;
+    if (more) load_tokens(following, 0);
     while (more) {
       tile = following;
       more = scheduler.next(following);
       const int column = tile.m * Op::kTileM + mine.chunk * 8;
-      const bool outside = column >= a_.hidden;
-      const Element* base = a_.gathered.data + (outside ? 0 : column);
+      const auto* base = reinterpret_cast<const uint4*>(a_.gathered.data) + column / 8;
+      const bool whole = (tile.m + 1) * Op::kTileM <= a_.hidden;
       const int blocks = k_blocks<Op>(a_, tile);
-      if (blocks == 0) next = more ? load_token(following, 0) : -1;
+      if (blocks == 0 && more) load_tokens(following, 0);
       for (int kb = 0; kb < blocks; ++kb) {
-        // Looked at here, a block after it was asked for: a look at the load would wait for it there, at every block.
-        const int token = a_.gathered.existing(next);
-        next = kb + 1 < blocks ? load_token(tile, kb + 1) : (more ? load_token(following, 0) : -1);
+        // Looked at here, a block after they were asked for: a look at the load would wait for it there, at every block.
+        const uint4* source[kTokens];
+        std::uint32_t missing = 0;
+#pragma unroll
+        for (int i = 0; i < kTokens; ++i) {
+          const int token = a_.gathered.existing(next[i]);
+          source[i] = base + static_cast<std::uint32_t>(token < 0 ? 0 : token) * step;  // in units of 16 bytes
+          if (token < 0) missing |= 1u << i;
+        }
+        if (kb + 1 < blocks) load_tokens(tile, kb + 1);
+        else if (more) load_tokens(following, 0);
         wait_empty();
         if (elected_ && warp_ == kb % 4) {  // the warps take turns: none is held up at every stage
           ptx::barrier_expect(full(), Op::kRightBytes);
           load_right(tile, kb);
         }
         const std::uint32_t target = s_.left + state_.stage * Op::kLeftBytes + place;
+        if (whole && missing == 0) {
 #pragma unroll
-        for (int i = 0; i < kTileK / kStep; ++i) {
-          const int t = __shfl_sync(0xffffffffu, token, Along::lane_of_pass(i, lane_));
-          const bool zero = outside || t < 0;
-          ptx::copy16_or_zero(target + i * (kStep * 128),
-                              base + static_cast<std::int64_t>(t < 0 ? 0 : t) * a_.gathered.row_step, zero ? 0 : 16);
+          for (int i = 0; i < kTokens; ++i)
+#pragma unroll
+            for (int panel = 0; panel < kPanels; ++panel)
+              ptx::copy16(target + i * (kStep * 128) + panel * kPanelBytes, source[i] + panel * 8);
+        } else {
+#pragma unroll
+          for (int i = 0; i < kTokens; ++i)
+#pragma unroll
+            for (int panel = 0; panel < kPanels; ++panel) {
+              const bool zero = (missing >> i & 1) || column + panel * 64 >= a_.hidden;
+              ptx::copy16_or_zero(target + i * (kStep * 128) + panel * kPanelBytes,
+                                  zero ? reinterpret_cast<const uint4*>(a_.gathered.data) : source[i] + panel * 8,
+                                  zero ? 0 : 16);
+            }
         }
         ptx::copies_arrive(full());
         state_.advance();

@@ -127,23 +127,22 @@ class TileStores {
     }
   }
 
-  /// Writes the next few pieces, if any are left.
+  /// Writes the next few of the pending pieces.
   template <class Store>
   __device__ void between(Store&& store) {
     if constexpr (kDeferred) {
-      bool done = step_ == kSteps;
+      const int now = step_;
       static_for<kSteps>([&](auto step) {
-        if (done || step_ != step) return;
-        write(step * kRound, reinterpret_cast<const std::uint32_t (&)[kRound][16]>(pairs_[step * kRound]), store);
-        step_ = step + 1;
-        done = true;
+        if (now == step)
+          write(step * kRound, reinterpret_cast<const std::uint32_t (&)[kRound][16]>(pairs_[step * kRound]), store);
       });
+      step_ = now + 1;
     }
   }
+  __device__ bool pending() const { return kDeferred && step_ < kSteps; }
   template <class Store>
   __device__ void finish(Store&& store) {
-    if constexpr (kDeferred)
-      while (step_ < kSteps) between(store);
+    while (pending()) between(store);
   }
 
  private:
