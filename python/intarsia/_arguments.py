@@ -5,7 +5,6 @@ Sizes that must agree are checked by the core, which names both tensors. Message
 """
 
 import functools
-import operator
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -83,6 +82,11 @@ def autocast_is_on(x: torch.Tensor) -> bool:
     return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
 
 
+def must_look() -> bool:
+    """Whether tensors may need a cast, or are those of torch.compile: else the core's own checks of a call suffice."""
+    return torch.compiler.is_compiling() or torch._C._is_any_autocast_enabled()
+
+
 def autocast(x: torch.Tensor, *tensors) -> tuple:
     """x and the tensors in the dtype of torch.autocast where it is on; as they are where it is off, and float64
     always.
@@ -115,10 +119,9 @@ def same_dtype(function: str, x: torch.Tensor, or_float32: bool = False, **other
 
 def requires_gradient(*tensors) -> bool:
     """Whether autograd will record a function of these tensors (or None)."""
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-
-
-# ---- what is checked once
+    if torch.compiler.is_compiling():
+        return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    return torch.is_grad_enabled() and torch._C._any_requires_grad(*tensors)
 
 
 def once(function: Callable) -> Callable:
@@ -126,32 +129,11 @@ def once(function: Callable) -> Callable:
     kept = functools.lru_cache(maxsize=1024, typed=True)(function)
 
     def call(*values):
-        try:
-            hash(values)
-        except TypeError:  # a list, say: the function has words for it
+        if torch.compiler.is_compiling():
             return function(*values)
-        return function(*values) if torch.compiler.is_compiling() else kept(*values)
+        try:
+            return kept(*values)
+        except TypeError:  # a list, say, which no cache takes: the function has words for it
+            return function(*values)
 
     return call
-
-
-_SETTLED: set[tuple] = set()
-
-
-def settled(function: str, check: Callable, tensors: tuple, *values) -> tuple:
-    """check(*tensors, *values): the tensors as an operator takes them. Where some of the same dtypes, devices, ranks
-    and contiguity came through unchanged before, they are not looked at again; not so under autocast or torch.compile.
-    """
-    if torch.compiler.is_compiling():
-        return check(*tensors, *values)
-    try:
-        converts = autocast_is_on(tensors[0])
-        seen = (function, *[t if t is None else (t.dtype, t.device, t.dim(), t.is_contiguous()) for t in tensors])
-    except AttributeError:  # no tensor
-        return check(*tensors, *values)
-    if seen in _SETTLED and not converts:
-        return tensors
-    checked = check(*tensors, *values)
-    if not converts and all(map(operator.is_, checked, tensors)):
-        _SETTLED.add(seen)
-    return checked

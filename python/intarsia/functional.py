@@ -11,6 +11,7 @@ from torch import Tensor
 
 from . import _arguments as check
 from . import ops
+from .errors import InvalidArgument
 from .ops.define import nothing, score_dtype
 from .ops.layer import GATED
 from .ops.moe import MoeOptions
@@ -82,14 +83,26 @@ def moe(
     """
     w_up, second = check.pair("moe", w_up, activation in GATED, layout)
     tensors = (x, w_router, b_router, expert_bias, token_mask, w_up, second, w_down, b_up, b_down, addend)
-    tensors = check.settled("moe", _moe_tensors, tensors, transposed)
-    check_k("moe", k, w_router.shape[0])
-    save_z = save == "preactivation" and check.requires_gradient(*tensors[:-1])
-    options = _moe_options(
-        k, scores, groups, top_groups, renormalise, scale, logits_dtype, nan_tokens is not None, return_routing is True,
-        layout, transposed, activation, score_on, save, save_z, backend,
-    )  # fmt: skip
-    y, logits, chosen, ids, *lists, found, _, _, _ = ops.moe_forward(*tensors, options)
+    try:
+        if check.must_look():
+            tensors = _moe_tensors(*tensors, transposed)
+        elif expert_bias is not None or token_mask is not None:
+            tensors = (*tensors[:3], *choice_tensors("moe", x.dtype, expert_bias, token_mask), *tensors[5:])
+        check_k("moe", k, w_router.shape[0])
+        save_z = save == "preactivation" and check.requires_gradient(*tensors[:-1])
+        options = _moe_options(
+            k, scores, groups, top_groups, renormalise, scale, logits_dtype, nan_tokens is not None,
+            return_routing is True, layout, transposed, activation, score_on, save, save_z, backend,
+        )  # fmt: skip
+        y, logits, chosen, ids, *lists, found, _, _, _ = ops.moe_forward(*tensors, options)
+    except Exception:
+        try:
+            _moe_tensors(*tensors, transposed)
+        except InvalidArgument as error:  # the same in the caller's words
+            raise error from None
+        raise
+    if y.is_meta:
+        _moe_tensors(*tensors, transposed)  # nothing has looked at the others' devices
     if nan_tokens is not None:
         nan_tokens.add_(found)
     if not return_routing:

@@ -168,51 +168,48 @@ class MoE(nn.Module):
         token_mask (...) bool: False tokens reach no routed expert and are not counted. addend (..., H): for instance
         the residual.
         """
-        if x.dim() < 1 or x.shape[-1] != self.hidden:
-            check.fail("MoE", "x", f"expected (..., {self.hidden}), got {tuple(x.shape)}")
-        flat = x.dim() == 2
+        shape = x.shape
+        if len(shape) < 1 or shape[-1] != self.hidden:
+            check.fail("MoE", "x", f"expected (..., {self.hidden}), got {tuple(shape)}")
+        flat = len(shape) == 2
         x_TH = x if flat else x.reshape(-1, self.hidden)
         mask_T = None if token_mask is None else token_mask.reshape(-1)
         addend_TH = None if addend is None else addend.reshape(-1, self.hidden)
         y_TH, found = self._forward(x_TH, mask_T, addend_TH, return_routing or "lists")
-        offsets = found.lists.expert_offsets
-        torch.sub(offsets[1:], offsets[:-1], out=self.last_counts)
-        y = y_TH if flat else y_TH.reshape(x.shape)
+        torch.diff(found.lists.expert_offsets, out=self.last_counts)
+        y = y_TH if flat else y_TH.reshape(shape)
         return (y, found) if return_routing else y
 
     def _forward(
         self, x: Tensor, token_mask: Tensor | None, addend: Tensor | None, return_routing: bool | str
     ) -> tuple[Tensor, Routing]:
         """On tokens (T, H)."""
-        if self.shared is not None or addend is not None:
+        shared = self.shared
+        if shared is not None or addend is not None:
             (x,) = check.autocast(x)
             addend = None if addend is None else addend.to(x.dtype)
-        if self.shared is not None:
-            shared = self.shared(x)
-            addend = shared if addend is None else addend + shared
-        experts = {
-            "b_up": self.b_up, "b_down": self.b_down, "activation": self.activation, "layout": self.layout,
-            "transposed": self.transposed, "score_on": self.score_on, "save": self.save, "addend": addend,
-            "backend": self.backend,
-        }  # fmt: skip
+        if shared is not None:
+            shared_TH = shared(x)
+            addend = shared_TH if addend is None else addend + shared_TH
         if self._rounds():
             found = self.route(x, token_mask)
-            return F.moe_mlp(x, found.lists, None, self.w_up, self.w_down, **experts), found
+            y = F.moe_mlp(
+                x, found.lists, None, self.w_up, self.w_down, b_up=self.b_up, b_down=self.b_down,
+                activation=self.activation, layout=self.layout, transposed=self.transposed, score_on=self.score_on,
+                save=self.save, addend=addend, backend=self.backend,
+            )  # fmt: skip
+            return y, found
         return F.moe(
             x, self.w_router, self.experts_per_token, self.w_up, self.w_down, b_router=self.b_router,
-            logits_dtype=self.logits_dtype, token_mask=token_mask, return_routing=return_routing, **self._choice(),
-            **experts,
+            scores=self.scores, expert_bias=self.expert_bias, groups=self.groups, top_groups=self.top_groups,
+            renormalise=self.renormalise, scale=self.scale, logits_dtype=self.logits_dtype, token_mask=token_mask,
+            b_up=self.b_up, b_down=self.b_down, activation=self.activation, layout=self.layout,
+            transposed=self.transposed, score_on=self.score_on, save=self.save, addend=addend, backend=self.backend,
+            return_routing=return_routing,
         )  # fmt: skip
 
     def _rounds(self) -> bool:
         return self.rounding is not None and self.training
-
-    def _choice(self) -> dict:
-        """How experts are chosen, in the words of `route`."""
-        return {
-            "scores": self.scores, "expert_bias": self.expert_bias, "groups": self.groups,
-            "top_groups": self.top_groups, "renormalise": self.renormalise, "scale": self.scale,
-        }  # fmt: skip
 
     def route(self, x: Tensor, token_mask: Tensor | None = None) -> Routing:
         """The router alone: x (T, H) -> Routing. With token rounding in training mode the lists carry their own
@@ -220,7 +217,10 @@ class MoE(nn.Module):
         """
         options = {"token_mask": token_mask, "backend": self.backend}
         logits = F.router_logits(x, self.w_router, self.b_router, logits_dtype=self.logits_dtype, backend=self.backend)
-        ids, scores = F.route(logits, self.experts_per_token, **self._choice(), **options)
+        ids, scores = F.route(
+            logits, self.experts_per_token, scores=self.scores, expert_bias=self.expert_bias, groups=self.groups,
+            top_groups=self.top_groups, renormalise=self.renormalise, scale=self.scale, **options,
+        )  # fmt: skip
         if self._rounds():
             lists = F.round_tokens(logits, self.experts_per_token, tile=self.tile, rounding=self.rounding, **options)
         else:

@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from .. import _core
-from ..errors import Unsupported
+from ..errors import InvalidArgument, Unsupported
 
 
 class Operator:
@@ -91,8 +91,8 @@ def define(
     operator; `fake` gives their shapes alone. Without `backward` a gradient through the operator is refused in a
     sentence (or there is none to give, for integer outputs). `options`, a NamedTuple, is one argument in the place of
     the last ones of the schema: autograd looks at every argument of a node, and what it looks at takes time. So does
-    every output: those from `own` on, which have no gradient, go around the node where it is entered directly. `native`:
-    the shim has the operator itself, and `kernel` serves builds without it.
+    every output: those from `own` on, which have no gradient, go around the node where it is entered directly.
+    `native`: the shim has the operator itself, and `kernel` serves builds without it.
     """
     name = schema.partition("(")[0]
     library, qualified = _core.library, f"intarsia::{name}"
@@ -117,9 +117,15 @@ def define(
         found = backward(ctx, *gradients)
         return found if count == 1 else (*found, *(None,) * (count - 1))
 
+    def shapes(*arguments):
+        first = arguments[0]
+        if not first.is_meta and type(first) in (torch.Tensor, torch.nn.Parameter):
+            raise InvalidArgument(f"{name}: expected all tensors on {first.device} like the first, got one on meta")
+        return fake(*arguments)
+
     library.define(schema)
     library.impl(name, registered(kernel), "CompositeExplicitAutograd")
-    torch.library.register_fake(qualified, registered(fake), lib=library)
+    torch.library.register_fake(qualified, registered(shapes), lib=library)
     torch.library.register_autograd(qualified, gradient, setup_context=setup_context, lib=library)
     if native and _core.binding()[0] == "shim":
         overload = getattr(torch.ops.intarsia, name).default
@@ -158,20 +164,19 @@ def eager() -> bool:
     return not torch.compiler.is_compiling() and not torch.is_grad_enabled() and _get_current_dispatch_mode() is None
 
 
-def asked_for(names: tuple[str, ...], needs: tuple[bool, ...], tensors: list[str], edges: tuple) -> set[str]:
-    """Names of the inputs whose gradient this backward is to give.
+def asked_for(ctx, names: tuple[str, ...]) -> set[str]:
+    """Those of a node's inputs, called `names` in order, whose gradient this backward is to give.
 
-    Eager calls look at the engine's plan: autograd.grad(y, [x]) has no use for the gradients of the weights. `edges`
-    are ctx.next_functions, one for each of `tensors`, the inputs that are there.
+    Eager calls look at the engine's plan: autograd.grad(y, [x]) has no use for the gradients of the weights.
     """
-    if eager():
-        return {name for name, (node, _) in zip(tensors, edges, strict=True) if _runs(node)}
-    return {name for name, need in zip(names, needs, strict=True) if need}
+    learning = [name for name, need in zip(names, ctx.needs_input_grad, strict=False) if need]
+    if not eager():
+        return set(learning)
+    nodes = [node for node, _ in ctx.next_functions if node is not None]
+    return {name for name, node in zip(learning, nodes, strict=True) if _runs(node)}
 
 
 def _runs(node) -> bool:
-    if node is None:
-        return False
     try:
         return torch._C._will_engine_execute_node(node)
     except RuntimeError:  # a leaf whose gradient autograd.grad returns

@@ -149,7 +149,6 @@ def _setup(ctx, inputs, output):
     _, z = output
     ctx.mark_non_differentiable(z)
     ctx.set_materialize_grads(False)
-    ctx.edges = [name for name in _TENSORS if values[name] is not None]  # in the order of ctx.next_functions
     ctx.z_state = Preactivations("moe_mlp", values["overwrite_z"])
     values["z"] = wanted(values["save_z"], z)
     keep(ctx, values, KEPT, OPTIONS)
@@ -159,7 +158,7 @@ def _gradient(ctx, dy, _dz):
     if dy is None:
         return (None,) * len(FORWARD_NAMES)
     ctx.z_state.check()
-    asked = asked_for(FORWARD_NAMES, ctx.needs_input_grad, ctx.edges, ctx.next_functions)
+    asked = asked_for(ctx, FORWARD_NAMES)
     gradients = expert_gradients(dy, kept(ctx, KEPT), asked, ctx.z_state)
     if "addend" in asked:
         gradients["addend"] = dy

@@ -85,10 +85,11 @@ def _forward(*arguments):
     if o.input_dtype and kept_logits is not None:  # they need no rounding
         logits, rounded_logits = kept_logits, None
     _core.call(
-        _core.raw_operators["moe_forward"].call, x, w_router, b_router, expert_bias, token_mask, w_up, w_up_second, o.gate_block, o.transposed,
-        w_down, o.transposed, b_up, b_down, addend, o.scores_kind, o.groups, o.top_groups, o.renormalise, o.scale,
-        _core.DTYPES[_logits_dtype(x, o)], o.activation, o.score_on, logits, rounded_logits, ids, scores,
-        raw_scores, nan_tokens, *lists, z, y, o.backend,
+        _core.raw_operators["moe_forward"].call,
+        x, w_router, b_router, expert_bias, token_mask, w_up, w_up_second, o.gate_block, o.transposed, w_down,
+        o.transposed, b_up, b_down, addend, o.scores_kind, o.groups, o.top_groups, o.renormalise, o.scale,
+        _core.DTYPES[_logits_dtype(x, o)], o.activation, o.score_on, logits, rounded_logits, ids, scores, raw_scores,
+        nan_tokens, *lists, z, y, o.backend,
     )  # fmt: skip
     return outputs
 
@@ -127,7 +128,6 @@ def _setup(ctx, inputs, output):
     ctx.mark_non_differentiable(*[t for t in fixed if t is not None])
     ctx.set_materialize_grads(False)
     ctx.options, ctx.z_state = o, Preactivations("moe", o.overwrite_z)
-    ctx.edges = [name for name, t in zip(TENSORS, inputs, strict=False) if t is not None]  # as ctx.next_functions
     keeps_logits = any(ctx.needs_input_grad[:3]) and _keeps_logits(x, w_router, o)
     ctx.save_for_backward(
         x, w_router, b_router, *experts, wanted(o.save_z, z),
@@ -139,7 +139,7 @@ def _setup(ctx, inputs, output):
 def _gradient(ctx, dy, dlogits, dscores, *_):
     if dy is not None:
         ctx.z_state.check()
-    asked = asked_for(TENSORS, ctx.needs_input_grad[: len(TENSORS)], ctx.edges, ctx.next_functions)
+    asked = asked_for(ctx, TENSORS)
     of_y_alone = dlogits is None and dscores is None and dy is not None
     gradients = {}
     if of_y_alone and eager():
@@ -162,8 +162,9 @@ def _backward(dy, saved, o: MoeOptions, asked: set[str], z_state: Preactivations
         gradients = {"w_up": torch.empty_like(w_up), "w_up_second": torch.empty_like(w_up_second)} | gradients
     of, overwrite_z = gradients.get, z_state.spend(z)
     _core.call(
-        _core.raw_operators["moe_backward"].call, dy, x, w_router, b_router, *router_and_lists, w_up, w_up_second, o.gate_block, o.transposed,
-        w_down, o.transposed, b_up, b_down, o.scores_kind, o.renormalise, o.scale,
+        _core.raw_operators["moe_backward"].call,
+        dy, x, w_router, b_router, *router_and_lists, w_up, w_up_second, o.gate_block, o.transposed, w_down,
+        o.transposed, b_up, b_down, o.scores_kind, o.renormalise, o.scale,
         _core.DTYPES[_recomputed_dtype(x, w_router, o)], _core.DTYPES[_dlogits_dtype(x, w_router)], o.activation,
         o.score_on, overwrite_z, z, of("x"), of("w_router"), of("b_router"), of("w_up"), of("w_up_second"),
         o.gate_block, o.transposed, of("w_down"), o.transposed, of("b_up"), of("b_down"), o.backend,
