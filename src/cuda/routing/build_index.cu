@@ -66,6 +66,7 @@ __global__ void __launch_bounds__(kIndexThreads)
     for (int other = 0; other < kIndexWarps; ++other) next[other][i] = 0;
   const int rows = start_rows(tiles, lists, first_expert, panel, start);
   __syncthreads();
+#pragma unroll 4
   for (std::int64_t slot = first + lane_index(); slot < last; slot += kWarpSize) {
     const int i = slots.expert(slot) - first_expert;
     if (i >= 0 && i < panel) atomicAdd(&next[w][i], 1);
@@ -81,9 +82,12 @@ __global__ void __launch_bounds__(kIndexThreads)
   }
   __syncthreads();
 
+  const auto expert = [&](std::int64_t slot) { return slot < last ? slots.expert(slot) : -1; };
+  int following = expert(first + lane_index());
   for (std::int64_t base = first; base < last; base += kWarpSize) {
     const std::int64_t slot = base + lane_index();
-    const int e = slot < last ? slots.expert(slot) : -1, i = e - first_expert;
+    const int e = following, i = e - first_expert;
+    following = expert(slot + kWarpSize);  // while this one is ranked
     const bool here = e >= 0 && i >= 0 && i < panel;
     const unsigned peers = __match_any_sync(kAllLanes, here ? i : -1);
     const int row = here ? next[w][i] + __popc(peers & lanes_below()) : -1;

@@ -11,9 +11,9 @@
 namespace intarsia::cuda {
 
 constexpr int kIndexWarps = 8, kIndexThreads = kIndexWarps * kWarpSize;
-constexpr int kExpertPanel = 1024;
+constexpr int kExpertPanel = 1024, kMostTiles = 512;
 
-/// A tile holds at least 2 * E slots, so that its counts are few beside them; at most 512 tiles, or 1024 slots each.
+/// A tile holds at least 2 * E slots, so that its counts are few beside them; at most kMostTiles tiles, or 1024 slots each.
 struct IndexTiles {
   std::int64_t slots;
   int k_count, experts, tile, count, panels;
@@ -22,7 +22,7 @@ struct IndexTiles {
       : slots(tokens * k),
         k_count(static_cast<int>(k)),
         experts(static_cast<int>(e)),
-        tile(static_cast<int>(ceil_div(std::max({std::int64_t{1024}, 2 * e, ceil_div(slots, 512)}), kIndexThreads) *
+        tile(static_cast<int>(ceil_div(std::max({std::int64_t{1024}, 2 * e, ceil_div(slots, kMostTiles)}), kIndexThreads) *
                               kIndexThreads)),
         count(static_cast<int>(std::max<std::int64_t>(1, ceil_div(slots, tile)))),
         panels(static_cast<int>(ceil_div(e, kExpertPanel))) {}
@@ -61,29 +61,30 @@ static __global__ void __launch_bounds__(kIndexThreads)
   for (int i = threadIdx.x; i < panel; i += kIndexThreads) row[i] = count[i];
 }
 
-constexpr int kScanWarps = 32;
+constexpr int kScanWarps = 32, kTilesOfWarp = kMostTiles / kScanWarps;
 
-/// A block takes 32 experts, one a lane; its warps share the tiles. In place: counts become the sums over the earlier tiles.
+/// A block takes 32 experts, one a lane; its warps share the tiles, whose counts a thread reads all at once. In place: counts
+/// become the sums over the earlier tiles.
 static __global__ void __launch_bounds__(kScanWarps* kWarpSize)
     scan_kernel(std::int32_t* counts, int tiles, int experts, std::int32_t* totals) {
   __shared__ int of_warp[kScanWarps][kWarpSize];
   const int e = static_cast<int>(blockIdx.x) * kWarpSize + lane_index(), w = warp_index();
-  const int share = (tiles + kScanWarps - 1) / kScanWarps, first = min(w * share, tiles), last = min(first + share, tiles);
-  int sum = 0;
-  if (e < experts) {
-#pragma unroll 4
-    for (int tile = first; tile < last; ++tile) sum += counts[std::int64_t{tile} * experts + e];
-  }
+  const int share = (tiles + kScanWarps - 1) / kScanWarps, first = min(w * share, tiles), here = min(share, tiles - first);
+  std::int32_t* const cell = counts + std::int64_t{first} * experts + e;
+  int count[kTilesOfWarp], sum = 0;
+#pragma unroll
+  for (int i = 0; i < kTilesOfWarp; ++i) count[i] = i < here && e < experts ? cell[i * experts] : 0;
+#pragma unroll
+  for (int i = 0; i < kTilesOfWarp; ++i) sum += count[i];
   of_warp[w][lane_index()] = sum;
   __syncthreads();
   int before = 0;
   for (int other = 0; other < w; ++other) before += of_warp[other][lane_index()];
   if (e >= experts) return;
-  for (int tile = first; tile < last; ++tile) {
-    std::int32_t& cell = counts[std::int64_t{tile} * experts + e];
-    const int count = cell;
-    cell = before;
-    before += count;
+#pragma unroll
+  for (int i = 0; i < kTilesOfWarp; ++i) {
+    if (i < here) cell[i * experts] = before;
+    before += count[i];
   }
   if (w == kScanWarps - 1) totals[e] = before;
 }
