@@ -75,27 +75,29 @@ std::int64_t computed(std::int64_t columns, std::int64_t tile) { return (columns
 /// 192 columns a tile waste less of the last one, by more than the larger tile gains.
 bool fits_192(std::int64_t columns) { return 100 * computed(columns, 256) > 104 * computed(columns, 192); }
 
-/// From measurements on an H200 of all 17 shapes of bench/gpu.py (tests/cuda/gemm_tune.cu, docs/log.md), taken before the
-/// gathers became faster.
+/// From measurements on an H200 of all 17 shapes of bench/gpu.py (tests/cuda/gemm_tune.cu;
+/// bench/results/h200-tune-2026-11-29.txt).
 Choice rule(Product product, const Shape& s) {
   const bool many_experts = s.experts >= 512;
   switch (product) {
-    case Product::up_forward:
-      if (many_experts || s.hidden >= 6144) return {Kernel::tile_256_pair, {.group = 16}};
-      return {Kernel::tile_256, {.group = s.hidden <= 1024 ? 8 : 4}};
+    case Product::up_forward: return {Kernel::tile_256, {.group = s.hidden <= 512 ? 16 : 4}};
     case Product::down_forward:
       if (s.width <= 512 || fits_192(s.hidden)) return {Kernel::tile_192_ping_pong, {.group = 8}};
-      return {Kernel::tile_256, {.group = 4}};
+      return {Kernel::tile_256, {.group = s.width <= 1024 ? 16 : 4}};
     case Product::down_backward:
-      if (s.hidden <= 2048) return {Kernel::tile_128_ping_pong, {.group = 8}};
+      if (s.hidden < 4096) return {Kernel::tile_128_ping_pong, {.group = 8}};
       return {Kernel::tile_256_pair, {.group = 16}};
     case Product::up_backward:
       if (fits_192(s.hidden)) return {Kernel::tile_192_ping_pong, {.group = 8}};
       if (many_experts) return {Kernel::tile_256_pair, {.group = 8}};
-      if (s.hidden >= 2048 && s.width >= 2048) return {Kernel::tile_256_pair, {.group = 32}};
+      if (s.hidden >= 4096 && s.width <= 1024) return {Kernel::tile_192_ping_pong, {.group = 16}};
       return {Kernel::tile_256, {.group = 4}};
-    case Product::down_weight_backward: return {Kernel::tile_256, {.group = 8}};
-    case Product::up_weight_backward: return {Kernel::tile_256, {.group = 8}};
+    case Product::down_weight_backward:
+      if (s.hidden >= 4096 && s.width >= 2048) return {Kernel::tile_256_pair, {.group = 16}};
+      return {Kernel::tile_256, {.group = many_experts ? 16 : 8}};
+    case Product::up_weight_backward:
+      if (s.width >= 4096) return {Kernel::tile_256_pair, {.group = 16}};
+      return {Kernel::tile_256, {.group = many_experts ? 16 : 8}};
   }
   return {Kernel::tile_256, {}};
 }
