@@ -19,6 +19,13 @@ DTYPES = {
 _TYPED = {"intarsia.InvalidArgument: ": InvalidArgument, "intarsia.Unsupported: ": Unsupported}
 
 
+def refuse_a_mix(name: str, arguments: tuple) -> None:
+    """For fake kernels: torch calls them with tensors that are there, too, when another one is on the meta device."""
+    first = next(t for t in arguments if isinstance(t, torch.Tensor))
+    if not first.is_meta and type(first) in (torch.Tensor, torch.nn.Parameter):
+        raise InvalidArgument(f"{name}: expected all tensors on {first.device} like the first, got one on meta")
+
+
 class _Raw:
     """One raw operator: the names of its arguments, in order."""
 
@@ -29,7 +36,7 @@ class _Raw:
         self.schema = torch._C.parse_schema(schema)
         self.names = [argument.name for argument in self.schema.arguments]
         self.known = frozenset(self.names)
-        torch.library.register_fake(f"intarsia::{name}.out", lambda *_: None, lib=library)
+        torch.library.register_fake(f"intarsia::{name}.out", lambda *a: refuse_a_mix(name, a), lib=library)
         self.call = getattr(torch.ops.intarsia, name).out
 
 
@@ -82,6 +89,14 @@ def num_threads() -> int:
 
 
 plan, doctor, memory, memory_reset = _c.plan, _c.doctor, _c.memory, _c.memory_reset
+
+
+def native(schema: str):
+    """The operator of that schema which the shim has beside the raw ones, or None without it."""
+    if _binding[0] != "shim":
+        return None
+    library.define(schema)
+    return getattr(torch.ops.intarsia, schema.partition("(")[0]).default
 
 
 def run(operation: str, **fields) -> None:

@@ -6,7 +6,7 @@
 // later ones.
 #include "api/fields.h"
 #include "torch/arguments.h"
-#include "torch/moe_forward.h"
+#include "torch/moe.h"
 
 namespace intarsia::torch_shim {
 namespace {
@@ -51,6 +51,7 @@ void register_all(torch::stable::detail::StableLibrary& library) {
   INTARSIA_FOR_EACH_COMPOSITION(INTARSIA_REGISTER)
 #undef INTARSIA_REGISTER
   library.impl("moe_forward", &moe_forward);
+  library.impl("moe_backward", &moe_backward);
 }
 
 [[maybe_unused]] const bool pool_lent = [] {

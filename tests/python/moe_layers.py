@@ -98,8 +98,10 @@ class Calls:
         def spy(operator, *arguments):
             schema = operator._schema
             names = [argument.name for argument in schema.arguments]
-            self.seen.append((schema.name.removeprefix("intarsia::"), dict(zip(names, arguments, strict=True))))
-            return self.original(operator, *arguments)
+            fields = dict(zip(names, arguments, strict=True))
+            self.seen.append((schema.name.removeprefix("intarsia::"), fields))
+            fields["returned"] = self.original(operator, *arguments)
+            return fields["returned"]
 
         _core.call = spy
         return self
@@ -109,3 +111,12 @@ class Calls:
 
     def names(self):
         return [name for name, _ in self.seen]
+
+
+GRADIENTS = ("dx", "dw_router", "db_router", "dw_up", "dw_up_second", "dw_down", "db_up", "db_down")
+
+
+def gradients_of(fields):
+    """What a call of moe_backward computes, by name: what the shim returns, or what Python gives the core to write."""
+    returned = fields["returned"] or tuple(map(fields.get, GRADIENTS))
+    return {name: g for name, g in zip(GRADIENTS, returned, strict=True) if g is not None}

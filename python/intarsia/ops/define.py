@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from .. import _core
-from ..errors import InvalidArgument, Unsupported
+from ..errors import Unsupported
 
 
 class Operator:
@@ -118,9 +118,7 @@ def define(
         return found if count == 1 else (*found, *(None,) * (count - 1))
 
     def shapes(*arguments):
-        first = arguments[0]
-        if not first.is_meta and type(first) in (torch.Tensor, torch.nn.Parameter):
-            raise InvalidArgument(f"{name}: expected all tensors on {first.device} like the first, got one on meta")
+        _core.refuse_a_mix(name, arguments)
         return fake(*arguments)
 
     library.define(schema)

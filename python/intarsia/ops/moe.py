@@ -154,24 +154,54 @@ def _gradient(ctx, dy, dlogits, dscores, *_):
 
 def _backward(dy, saved, o: MoeOptions, asked: set[str], z_state: Preactivations) -> dict:
     """The gradients that are asked for, by name, in one call of the core."""
+    x, w_router, _, _, w_up_second, _, _, _, z, *_ = saved
+    if w_up_second is not None and ("w_up" in asked or "w_up_second" in asked):  # the two are one to the core
+        asked = asked | {"w_up", "w_up_second"}
+    overwrite_z = z_state.spend(z)
+    dtypes = _core.DTYPES[_recomputed_dtype(x, w_router, o)], _core.DTYPES[_dlogits_dtype(x, w_router)]
+    compute = _gradients if _native_backward is None or dy.is_meta else _native_gradients
+    gradients = compute(dy, saved, o, asked, overwrite_z, dtypes)
+    if overwrite_z:
+        torch.autograd.graph.increment_version(z)
+    return dict(zip(_LEARNING, gradients, strict=True))
+
+
+def _gradients(dy, saved, o: MoeOptions, asked: set[str], overwrite_z: bool, dtypes: tuple[str, str]) -> list:
+    """None for one that is not asked for."""
     x, w_router, b_router, w_up, w_up_second, w_down, b_up, b_down, z, *router_and_lists = saved
-    gradients = {name: torch.empty_like(t) for name, t in zip(_LEARNING, saved, strict=False) if name in asked}
-    if "x" in gradients and not x.is_contiguous():
-        gradients["x"] = torch.empty_like(x, memory_format=torch.contiguous_format)
-    if w_up_second is not None and ("w_up" in asked) != ("w_up_second" in asked):  # the two are one to the core
-        gradients = {"w_up": torch.empty_like(w_up), "w_up_second": torch.empty_like(w_up_second)} | gradients
-    of, overwrite_z = gradients.get, z_state.spend(z)
+    gradients = [torch.empty_like(t) if n in asked else None for n, t in zip(_LEARNING, saved, strict=False)]
+    if "x" in asked and not x.is_contiguous():
+        gradients[0] = torch.empty_like(x, memory_format=torch.contiguous_format)
+    *of_router, dw_up, dw_up_second, dw_down, db_up, db_down = gradients
     _core.call(
         _core.raw_operators["moe_backward"].call,
         dy, x, w_router, b_router, *router_and_lists, w_up, w_up_second, o.gate_block, o.transposed, w_down,
-        o.transposed, b_up, b_down, o.scores_kind, o.renormalise, o.scale,
-        _core.DTYPES[_recomputed_dtype(x, w_router, o)], _core.DTYPES[_dlogits_dtype(x, w_router)], o.activation,
-        o.score_on, overwrite_z, z, of("x"), of("w_router"), of("b_router"), of("w_up"), of("w_up_second"),
-        o.gate_block, o.transposed, of("w_down"), o.transposed, of("b_up"), of("b_down"), o.backend,
+        o.transposed, b_up, b_down, o.scores_kind, o.renormalise, o.scale, *dtypes, o.activation, o.score_on,
+        overwrite_z, z, *of_router, dw_up, dw_up_second, o.gate_block, o.transposed, dw_down, o.transposed, db_up,
+        db_down, o.backend,
     )  # fmt: skip
-    if overwrite_z:
-        torch.autograd.graph.increment_version(z)
     return gradients
+
+
+_native_backward = _core.native(
+    "moe_backward(Tensor dy, Tensor x, Tensor w_router, Tensor? b_router, Tensor w_up, Tensor? w_up_second, "
+    "Tensor w_down, Tensor? b_up, Tensor? b_down, Tensor(a!)? z, Tensor? logits, Tensor ids, Tensor scores, "
+    "Tensor? raw_scores, Tensor expert_offsets, Tensor row_token, Tensor row_slot, Tensor slot_row, str scores_kind, "
+    "bool renormalise, float scale, str logits_dtype, str dlogits_dtype, int gate_block, bool transposed, "
+    "str activation, str score_on, bool overwrite_z, int asked, str backend) -> "
+    "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
+
+
+_BITS = dict.fromkeys(TENSORS, 0) | {name: 1 << i for i, name in enumerate(_LEARNING)}
+
+
+def _native_gradients(dy, saved, o: MoeOptions, asked: set[str], overwrite_z: bool, dtypes: tuple[str, str]) -> tuple:
+    """The same by the shim, which makes them too."""
+    return _core.call(
+        _native_backward, dy, *saved, o.scores_kind, o.renormalise, o.scale, *dtypes, o.gate_block, o.transposed,
+        o.activation, o.score_on, overwrite_z, sum(map(_BITS.__getitem__, asked)), o.backend,
+    )  # fmt: skip
 
 
 def _backward_in_steps(dy, dlogits, dscores, saved, o: MoeOptions, asked: set[str], z_state: Preactivations) -> dict:

@@ -1,0 +1,227 @@
+#include "torch/moe.h"
+
+#include <algorithm>
+#include <array>
+
+#include "intarsia/moe.h"
+#include "torch/arguments.h"
+
+namespace intarsia::torch_shim {
+namespace {
+
+// ---- outputs
+
+/// The strides of a tensor whose axes lie in memory in the order of v's, without gaps.
+TensorView dense_like(const TensorView& v) {
+  TensorView result = v;
+  std::array<int, kMaxRank> axes{};
+  for (int i = 0; i < v.rank; ++i) axes[static_cast<std::size_t>(i)] = v.rank - 1 - i;
+  const bool ordered = std::all_of(axes.begin(), axes.begin() + v.rank, [&](int i) { return v.step(i) > 0; });
+  if (ordered) std::stable_sort(axes.begin(), axes.begin() + v.rank, [&](int i, int j) { return v.step(i) < v.step(j); });
+  std::int64_t step = 1;
+  for (int i = 0; i < v.rank; ++i) {
+    const auto axis = static_cast<std::size_t>(axes[static_cast<std::size_t>(i)]);
+    result.stride[axis] = step;
+    step *= std::max<std::int64_t>(1, v.shape[axis]);
+  }
+  return result;
+}
+
+/// Tensors in the order in which they are returned.
+class Outputs {
+ public:
+  /// `x`: dtype of the empty ones.
+  Outputs(Device device, DType x) : device_(device), x_(x) { tensors_.reserve(12); }
+
+  /// A contiguous tensor.
+  TensorView add(DType dtype, std::initializer_list<std::int64_t> shape) { return make({nullptr, dtype, shape, device_}); }
+  /// An absent view, and an empty tensor for torch, where it is not wanted.
+  TensorView add_if(bool wanted, DType dtype, std::initializer_list<std::int64_t> shape) {
+    if (wanted) return add(dtype, shape);
+    add(x_, {0});
+    return {};
+  }
+  /// The gradient of v, with its strides; an absent view, and None for Python, where it is not wanted.
+  TensorView add_gradient(bool wanted, const TensorView& v) {
+    if (wanted && v.defined()) return make(dense_like(v));
+    AtenTensorHandle handle = nullptr;
+    check(aoti_torch_new_uninitialized_tensor(&handle), "aoti_torch_new_uninitialized_tensor");
+    tensors_.emplace_back(handle);
+    return {};
+  }
+  AtenTensorHandle last() const { return tensors_.back().get(); }
+
+  /// Hands all of them to torch.
+  void give(StableIValue* stack) {
+    for (TensorReference& tensor : tensors_) *stack++ = torch::stable::detail::from(tensor.release());
+  }
+
+ private:
+  TensorView make(TensorView v) {
+    const std::int32_t type = device_.type == DeviceType::cuda ? aoti_torch_device_type_cuda() : aoti_torch_device_type_cpu();
+    AtenTensorHandle handle = nullptr;
+    check(aoti_torch_empty_strided(v.rank, v.shape.data(), v.stride.data(), code_of(v.dtype), type, device_.index, &handle),
+          "aoti_torch_empty_strided");
+    tensors_.emplace_back(handle);
+    check(aoti_torch_get_data_ptr(handle, &v.data), "aoti_torch_get_data_ptr");
+    v.device = device_;
+    return v;
+  }
+
+  Device device_;
+  DType x_;
+  std::vector<TensorReference> tensors_;
+};
+
+// ---- forward
+
+/// What the operator takes beside the fields of MoeForward.
+struct Options {
+  std::int64_t k = 1;
+  bool input_dtype = false, count_nan_tokens = false, return_logits = false, save_z = false, overwrite_z = false;
+};
+
+/// In the order of the schema.
+void take(Arguments& a, MoeForward& op, Options& o, Context& context) {
+  a.in("x", op.x);
+  a.in("w_router", op.w_router);
+  a.optional_in("b_router", op.b_router);
+  a.optional_in("expert_bias", op.expert_bias);
+  a.optional_in("token_mask", op.token_mask);
+  a.in("w_up", op.w_up.weight);
+  a.optional_in("w_up_second", op.w_up.second);
+  a.in("w_down", op.w_down.weight);
+  a.optional_in("b_up", op.b_up);
+  a.optional_in("b_down", op.b_down);
+  a.optional_in("addend", op.addend);
+  a.value("k", o.k);
+  a.value("scores_kind", op.scores_kind);
+  a.value("groups", op.groups);
+  a.value("top_groups", op.top_groups);
+  a.value("renormalise", op.renormalise);
+  a.value("scale", op.scale);
+  a.value("input_dtype", o.input_dtype);
+  a.value("count_nan_tokens", o.count_nan_tokens);
+  a.value("return_logits", o.return_logits);
+  a.value("gate_block", op.w_up.gate_block);
+  a.value("transposed", op.w_up.transposed);
+  a.value("activation", op.activation);
+  a.value("score_on", op.score_on);
+  a.value("save_z", o.save_z);
+  a.value("overwrite_z", o.overwrite_z);
+  a.value("backend", context.backend);
+  a.finish(MoeForward::kName);
+  if (o.k < 1) throw InvalidArgument("moe_forward: k: expected at least 1, got " + std::to_string(o.k));
+  op.w_down.transposed = op.w_up.transposed;
+}
+
+/// Whether logits are kept for backward: by softmax alone, where they have 16 bits.
+bool keeps_logits(const MoeForward& op, const Options& o) {
+  return o.save_z && op.scores_kind == RouterScores::softmax && op.w_router.dtype == op.x.dtype && size_of(op.x.dtype) == 2;
+}
+
+/// In the order of the schema.
+void make_outputs(Outputs& out, MoeForward& op, const Options& o) {
+  const DType x = op.x.dtype, score = x == DType::float64 ? DType::float64 : DType::float32;
+  const std::int64_t tokens = op.x.size(0), experts = op.w_router.size(0), rows = tokens * o.k;
+  const std::int64_t z_width = gate_factor(op.activation) * op.w_down.weight.size(op.w_down.transposed ? 1 : 2);
+  op.logits_dtype = o.input_dtype ? x : score;
+  op.y = out.add(x, {tokens, op.x.size(1)});
+  op.logits = out.add_if(o.return_logits, op.logits_dtype, {tokens, experts});
+  op.scores = out.add(score, {tokens, o.k});
+  op.ids = out.add(DType::int32, {tokens, o.k});
+  op.expert_offsets = out.add(DType::int32, {experts + 1});
+  op.row_token = out.add(DType::int32, {rows});
+  op.row_slot = out.add(DType::int32, {rows});
+  op.slot_row = out.add(DType::int32, {tokens, o.k});
+  op.nan_tokens = out.add_if(o.count_nan_tokens, DType::int32, {1});
+  if (o.count_nan_tokens) check(aoti_torch_zero_(out.last()), "aoti_torch_zero_");
+  op.z = out.add_if(o.save_z, x, {rows, z_width});
+  op.raw_scores = out.add_if(op.scores_kind == RouterScores::sigmoid_group, score, {tokens, o.k});
+  const TensorView kept = out.add_if(keeps_logits(op, o) && !(o.return_logits && o.input_dtype), x, {tokens, experts});
+  if (kept.defined()) (o.input_dtype ? op.logits : op.rounded_logits) = kept;
+}
+
+// ---- backward
+
+/// In the order of the schema. `asked` has a bit for each gradient, in the order in which they are returned.
+void take(Arguments& a, MoeBackward& op, std::int64_t& asked, Context& context) {
+  a.in("dy", op.dy);
+  a.in("x", op.x);
+  a.in("w_router", op.w_router);
+  a.optional_in("b_router", op.b_router);
+  a.in("w_up", op.w_up.weight);
+  a.optional_in("w_up_second", op.w_up.second);
+  a.in("w_down", op.w_down.weight);
+  a.optional_in("b_up", op.b_up);
+  a.optional_in("b_down", op.b_down);
+  a.optional_inout("z", op.z);
+  a.optional_in("logits", op.logits);
+  a.in("ids", op.ids);
+  a.in("scores", op.scores);
+  a.optional_in("raw_scores", op.raw_scores);
+  a.in("expert_offsets", op.expert_offsets);
+  a.in("row_token", op.row_token);
+  a.in("row_slot", op.row_slot);
+  a.in("slot_row", op.slot_row);
+  a.value("scores_kind", op.scores_kind);
+  a.value("renormalise", op.renormalise);
+  a.value("scale", op.scale);
+  a.value("logits_dtype", op.logits_dtype);
+  a.value("dlogits_dtype", op.dlogits_dtype);
+  a.value("gate_block", op.w_up.gate_block);
+  a.value("transposed", op.w_up.transposed);
+  a.value("activation", op.activation);
+  a.value("score_on", op.score_on);
+  a.value("overwrite_z", op.overwrite_z);
+  a.value("asked", asked);
+  a.value("backend", context.backend);
+  a.finish(MoeBackward::kName);
+  op.w_down.transposed = op.w_up.transposed;
+}
+
+/// In the order of the schema.
+void make_outputs(Outputs& out, MoeBackward& op, std::int64_t asked) {
+  auto gradient = [&, bit = 0](const TensorView& v) mutable { return out.add_gradient(asked >> bit++ & 1, v); };
+  TensorView dx = op.x;  // contiguous, whatever x is
+  dx.stride = TensorView(nullptr, dx.dtype, {dx.size(0), dx.size(1)}).stride;
+  op.dx = gradient(dx);
+  op.dw_router = gradient(op.w_router);
+  op.db_router = gradient(op.b_router);
+  op.dw_up = {gradient(op.w_up.weight), gradient(op.w_up.second), op.w_up.gate_block, op.w_up.transposed};
+  op.dw_down = {.weight = gradient(op.w_down.weight), .transposed = op.w_down.transposed};
+  op.db_up = gradient(op.b_up);
+  op.db_down = gradient(op.b_down);
+}
+
+}  // namespace
+
+void moe_forward(StableIValue* stack, std::uint64_t, std::uint64_t) {
+  with_typed_errors([&] {
+    MoeForward op;
+    Options options;
+    Context context;
+    Arguments arguments(stack);
+    take(arguments, op, options, context);
+    Outputs outputs(arguments.device(), op.x.dtype);
+    make_outputs(outputs, op, options);
+    run_with_torch(op, context, arguments.device());
+    outputs.give(stack);
+  });
+}
+
+void moe_backward(StableIValue* stack, std::uint64_t, std::uint64_t) {
+  with_typed_errors([&] {
+    MoeBackward op;
+    std::int64_t asked = 0;
+    Context context;
+    Arguments arguments(stack);
+    take(arguments, op, asked, context);
+    Outputs outputs(arguments.device(), op.x.dtype);
+    make_outputs(outputs, op, asked);
+    run_with_torch(op, context, arguments.device());
+    outputs.give(stack);
+  });
+}
+
+}  // namespace intarsia::torch_shim
