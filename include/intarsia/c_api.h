@@ -4,9 +4,9 @@
  *       INTARSIA_TENSOR("x", &x), INTARSIA_TENSOR("expert_offsets", &offsets), INTARSIA_TEXT("activation", "swiglu"), ...};
  *   if (intarsia_run("up_forward", arguments, 9, NULL, NULL) != INTARSIA_OK) puts(intarsia_last_error());
  *
- * Names and meanings of the arguments are the fields of include/intarsia/ops.h and moe.h; w_up is w_up, w_up_second, w_up_gate_block,
- * w_up_transposed, and so on. A left-out tensor is absent, a left-out value has the default of ops.h, an unknown name is an
- * error. */
+ * Names and meanings of the arguments are the fields of include/intarsia/ops.h and moe.h; w_up is w_up, w_up_second,
+ * w_up_gate_block, w_up_transposed, and so on. A left-out tensor is absent, a left-out value has the default of ops.h, an
+ * unknown name is an error. */
 #ifndef INTARSIA_C_API_H_
 #define INTARSIA_C_API_H_
 
