@@ -1,9 +1,10 @@
 // combine: y[t] = addend[t] + sum over the rows r of token t of s * rows[r], in fp32, in ascending slot order, rounded once.
 // rows (R, H), y (T, H), addend (T, H) of any strides, maybe y itself; the rows of a token come from slot_row (T, K) with
 // scores (T, K), or from token_offsets (T+1), token_rows (R) with scores (R). A row id outside [0, R) is no row. A thread owns
-// two vectors of 16 bytes (8 columns in 16 bits) of a token and keeps eight rows in flight; vectors of 4 bytes or of one
-// element where pointers, strides or H do not allow 16 bytes. No workspace, one launch; any K, T and H. Bytes moved: rows once,
-// addend and y once, the lists once: bound by memory. Verify: intarsia-ops verify combine
+// vectors of 16 bytes (8 columns in 16 bits) of a token and keeps 16 of them in flight: two of each of eight rows, or more of
+// each where K is small; vectors of 4 bytes or of one element where pointers, strides or H do not allow 16 bytes. No workspace,
+// one launch; any K, T and H. Bytes moved: rows once, addend and y once, the lists once: bound by memory. Verify: intarsia-ops
+// verify combine
 #include "cuda/routing/vector.cuh"
 
 namespace intarsia::cuda {
@@ -54,7 +55,6 @@ int vector_width(const Arguments<T>& a) {
 // ---- kernels
 
 constexpr int kCombineThreads = 128;
-constexpr int kRowsInFlight = 8;
 
 /// The rows of a token: places in `list`, and what a place's score is read by.
 template <class T>
@@ -77,8 +77,9 @@ struct TokenRows {
   }
 };
 
-/// A thread owns kVectors vectors of a token, `chunks` vectors apart: neighbouring threads read neighbouring memory.
-template <class T, int kWidth, int kVectors>
+/// A thread owns kVectors vectors of a token, `chunks` vectors apart: neighbouring threads read neighbouring memory. It loads
+/// kRows rows at a time.
+template <class T, int kWidth, int kRows, int kVectors>
 __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const __grid_constant__ Arguments<T> a, unsigned chunks) {
   using S = Wide<T>;
   // token = thread / chunks, where thread = blockIdx * threads + threadIdx may need more than 32 bits but its parts do not
@@ -103,24 +104,24 @@ __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const __grid_c
   }
 
   const TokenRows<T> rows(a, t);
-  for (std::int64_t k = 0; k < rows.count; k += kRowsInFlight) {
-    int r[kRowsInFlight];
-    Vector<T, kWidth> row[kRowsInFlight][kVectors];
-    S score[kRowsInFlight];
+  for (std::int64_t k = 0; k < rows.count; k += kRows) {
+    int r[kRows];
+    Vector<T, kWidth> row[kRows][kVectors];
+    S score[kRows];
 #pragma unroll
-    for (int j = 0; j < kRowsInFlight; ++j) {
+    for (int j = 0; j < kRows; ++j) {
       r[j] = k + j < rows.count ? rows.list[k + j] : -1;
       if (r[j] >= a.row_count) r[j] = -1;
     }
 #pragma unroll
-    for (int j = 0; j < kRowsInFlight; ++j) {
+    for (int j = 0; j < kRows; ++j) {
       if (r[j] < 0) continue;
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) row[j][v].load(a.rows + std::int64_t{r[j]} * a.row_step + column + v * apart);
       score[j] = rows.scores ? rows.scores[rows.by_place ? k + j : r[j]] : S(1);
     }
 #pragma unroll
-    for (int j = 0; j < kRowsInFlight; ++j) {
+    for (int j = 0; j < kRows; ++j) {
       if (r[j] < 0) continue;
 #pragma unroll
       for (int v = 0; v < kVectors; ++v)
@@ -138,16 +139,29 @@ __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const __grid_c
 
 // ---- launchers
 
+template <class T, int kWidth, int kRows, int kVectors>
+void launch_vectors(const Arguments<T>& a, cudaStream_t stream) {
+  const auto chunks = static_cast<unsigned>(a.hidden / kWidth / kVectors);
+  launch(Combine::kName, combine_kernel<T, kWidth, kRows, kVectors>, blocks(a.tokens * chunks, kCombineThreads),
+         kCombineThreads, stream, 0, a, chunks);
+}
+
+template <class T, int kWidth>
+void launch_width(const Arguments<T>& a, cudaStream_t stream) {
+  const int vectors = a.hidden / kWidth, k = a.k_count;  // 0 where tokens have rows of different numbers
+  if constexpr (kWidth * sizeof(T) == kVectorBytes) {
+    if (k > 0 && k <= 2 && vectors % 8 == 0) return launch_vectors<T, kWidth, 2, 8>(a, stream);
+    if (k > 0 && k <= 4 && vectors % 4 == 0) return launch_vectors<T, kWidth, 4, 4>(a, stream);
+  }
+  if constexpr (kWidth > 1)
+    if (vectors % 2 == 0) return launch_vectors<T, kWidth, 8, 2>(a, stream);
+  launch_vectors<T, kWidth, 8, 1>(a, stream);
+}
+
 template <class T>
 void launch_combine(const Combine& op, cudaStream_t stream) {
   const Arguments<T> a(op);
-  dispatch_vector_width<T>(vector_width(a), [&](auto width) {
-    const unsigned vectors = static_cast<unsigned>(a.hidden / width.value);
-    const bool pairs = width.value > 1 && vectors % 2 == 0;
-    const auto kernel = pairs ? combine_kernel < T, width.value, width.value == 1 ? 1 : 2 > : combine_kernel<T, width.value, 1>;
-    const unsigned chunks = pairs ? vectors / 2 : vectors;
-    launch(Combine::kName, kernel, blocks(a.tokens * chunks, kCombineThreads), kCombineThreads, stream, 0, a, chunks);
-  });
+  dispatch_vector_width<T>(vector_width(a), [&](auto width) { launch_width<T, decltype(width)::value>(a, stream); });
 }
 
 }  // namespace
