@@ -177,7 +177,7 @@ def asked_for(ctx, names: tuple[str, ...]) -> set[str]:
 def _runs(node) -> bool:
     try:
         return torch._C._will_engine_execute_node(node)
-    except RuntimeError:  # a leaf whose gradient autograd.grad returns
+    except RuntimeError:  # a leaf whose gradient autograd.grad returns; an exception costs 10 us, .backward() has none
         return True
 
 

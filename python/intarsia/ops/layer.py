@@ -4,7 +4,7 @@ import torch
 
 from .. import _core
 from ..errors import Error
-from .define import asked_for, define, eager, keep, kept, present, wanted
+from .define import asked_for, define, eager, keep, kept, wanted
 
 GATED = ("swiglu", "geglu", "geglu_tanh", "reglu", "clamped_swiglu")
 
@@ -66,12 +66,12 @@ def _outputs(v: dict):
 def _backward(dy, z, *rest):
     *arguments, need = rest
     values = dict(zip(_SHARED_NAMES, arguments, strict=True))
-    return present(_run_backward(dy, z, values, need, overwrite_z=False), dy)
+    return tuple(_run_backward(dy, z, values, need, overwrite_z=False))
 
 
 def _backward_fake(dy, z, *rest):
     *arguments, need = rest
-    return present(_gradient_buffers(dict(zip(_SHARED_NAMES, arguments, strict=True)), need), dy)
+    return tuple(_gradient_buffers(dict(zip(_SHARED_NAMES, arguments, strict=True)), need))
 
 
 def _gradient_buffers(values: dict, need) -> list:

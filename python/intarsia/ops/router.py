@@ -3,7 +3,7 @@
 import torch
 
 from .._core import run
-from .define import define, eager, present, score_dtype, wanted
+from .define import define, eager, score_dtype, wanted
 
 # ---- router_logits: logits = x w_router^T + bias
 
@@ -21,11 +21,11 @@ def fake_logits(x, w_router, bias, input_dtype, backend):
 
 def _logits_backward(dlogits, x, w_router, bias, addend, need_x, need_w, need_bias, backend):
     dx = None if addend is None else addend.clone(memory_format=torch.contiguous_format)
-    return present(_run_logits_backward(dlogits, x, w_router, bias, dx, (need_x, need_w, need_bias), backend), x)
+    return _run_logits_backward(dlogits, x, w_router, bias, dx, (need_x, need_w, need_bias), backend)
 
 
 def _logits_backward_fake(dlogits, x, w_router, bias, addend, need_x, need_w, need_bias, backend):
-    return present(_gradient_buffers(x, w_router, bias, None, (need_x, need_w, need_bias)), x)
+    return _gradient_buffers(x, w_router, bias, None, (need_x, need_w, need_bias))
 
 
 def _run_logits_backward(dlogits, x, w_router, bias, dx, need, backend) -> tuple:
