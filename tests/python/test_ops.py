@@ -328,6 +328,23 @@ def test_calls_leak_nothing():
     assert references == [sys.getrefcount(t) for t in (x, w, b, logits)]
 
 
+def test_moe_leaks_nothing():
+    """What the shim makes for torch, in steps that succeed and in steps that are refused after it was made."""
+    leaves = x, w_router, w_up, w_down = rand(T, H), rand(E, H), rand(E, 2 * I, H), rand(E, H, I)
+
+    def steps(n):
+        for _ in range(n):
+            torch.autograd.grad(intarsia.moe(x, w_router, K, w_up, w_down).sum(), leaves)
+            with pytest.raises(intarsia.InvalidArgument, match="w_down"):
+                intarsia.moe(x, w_router, K, w_up, w_down[:, :, :-1])
+
+    steps(200)
+    before, references = resident_kib(), [sys.getrefcount(t) for t in leaves]
+    steps(2000)
+    assert resident_kib() - before < 1024
+    assert references == [sys.getrefcount(t) for t in leaves]
+
+
 def test_a_binding_is_live():
     kind, why = intarsia.binding()
     assert kind == ("c" if os.environ.get("INTARSIA_BINDING") == "c" else kind)
