@@ -15,12 +15,12 @@ Device device_of(const Op& op, const Context& context) {
   return s.device;
 }
 
-/// A contiguous matrix that lives no longer than this.
+/// A contiguous matrix that lives no longer than this: one of the plan's transients.
 class Temporary {
  public:
   Temporary(Device device, const Context& context, DType dtype, std::int64_t rows, std::int64_t columns)
       : view_(nullptr, dtype, {rows, columns}, device),
-        block_(device, context, static_cast<std::size_t>(view_.numel()) * size_of(dtype)) {
+        block_(device, context, static_cast<std::size_t>(view_.numel()) * size_of(dtype), BlockKind::transient) {
     view_.data = block_.get();
   }
   const TensorView& view() const { return view_; }

@@ -2,6 +2,7 @@
 // not asked.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -236,6 +237,18 @@ TEST(Moe, ExpertsAloneNeedNoRouter) {
   EXPECT_EQ(host_allocator_stats().peak, alone.peak);
 }
 
+struct Counting final : Allocator {
+  std::size_t live = 0, peak = 0;
+  void* allocate(std::size_t bytes) override {
+    peak = std::max(peak, live += bytes);
+    return host_allocator().allocate(bytes);
+  }
+  void deallocate(void* pointer, std::size_t bytes) noexcept override {
+    live -= bytes;
+    host_allocator().deallocate(pointer, bytes);
+  }
+};
+
 TEST(Moe, LogitsDoNotLiveBesideTheExperts) {
   Memory m;
   const MoeForward f = forward(m);
@@ -249,9 +262,36 @@ TEST(Moe, LogitsDoNotLiveBesideTheExperts) {
                              .w_up = f.w_up,
                              .w_down = f.w_down,
                              .y = f.y};
+  const RouterLogits router{.x = f.x, .w_router = f.w_router, .logits = m.out({T, E})};
+  const std::size_t logits = T * E * sizeof(float);
+  Counting counting;
+  run(f, {.allocator = &counting});
+  EXPECT_EQ(counting.live, 0u);
+  EXPECT_EQ(counting.peak, std::max(workspace_bytes(experts), workspace_bytes(router) + logits));
+}
+
+TEST(Moe, WorkspacesAreThoseOfTheSteps) {
+  Memory m;
+  const MoeForward f = forward(m);
+  run(f);
+  const MoeBackward op = backward(m, f);
+  const LayerBackward experts{.dy = op.dy,
+                              .x = op.x,
+                              .expert_offsets = op.expert_offsets,
+                              .row_token = op.row_token,
+                              .row_slot = op.row_slot,
+                              .slot_row = op.slot_row,
+                              .scores = op.scores,
+                              .w_up = op.w_up,
+                              .w_down = op.w_down,
+                              .z = op.z,
+                              .dx = op.dx,
+                              .dscores = m.out({T, K}),
+                              .dw_up = op.dw_up,
+                              .dw_down = op.dw_down};
   const std::size_t live = host_allocator_stats().live;
   reset_host_allocator_stats();
-  run(f);
+  run(op);  // what passes from one step to the next is no workspace
   EXPECT_EQ(host_allocator_stats().peak - live, workspace_bytes(experts));
 }
 
