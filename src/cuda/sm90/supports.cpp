@@ -17,26 +17,25 @@ class Reason : public cuda::Reason {
   /// Tensor maps have no rows that overlap.
   void rows(const char* name, const TensorView& v) {
     cuda::Reason::rows(name, v);
-    if (v.defined() && v.numel() > 0) need(v.step(0) >= v.size(1), std::string(name) + ": rows must not overlap");
+    if (v.defined() && v.numel() > 0) need(v.step(0) >= v.size(1), name, ": rows must not overlap");
   }
   /// Gathered rows are addressed in 32-bit counts of 16 bytes.
   void gathered(const char* name, const TensorView& v) {
     rows(name, v);
-    need(v.size(0) * (v.step(0) / kChunk) <= std::numeric_limits<std::uint32_t>::max(), std::string(name) + ": 64 GiB or more");
+    need(v.size(0) * (v.step(0) / kChunk) <= std::numeric_limits<std::uint32_t>::max(), name, ": 64 GiB or more");
   }
   void weights(const char* name, const Weights& w, int halves) {
-    const std::string what = std::string(name) + ": ";
     for (int half = 0; half < halves; ++half) {
       const WeightHalf h = weight_half(w, halves, half);
       const std::int64_t chunk = 16 / static_cast<std::int64_t>(size_of(h.dtype));
       const auto steps = [&](std::int64_t step) { return step % chunk == 0 && step > 0; };
       need((h.in_step == 1 && steps(h.out_step)) || (h.out_step == 1 && steps(h.in_step)),
-           what + "one axis of its matrices must be contiguous, the other a multiple of 16 bytes");
-      need(on_chunk(h.data) && (h.experts == 1 || steps(h.expert_step)), what + "experts must begin at multiples of 16 bytes");
+           name, ": one axis of its matrices must be contiguous, the other a multiple of 16 bytes");
+      need(on_chunk(h.data) && (h.experts == 1 || steps(h.expert_step)), name, ": experts must begin at multiples of 16 bytes");
       if (!h.blocked()) continue;
-      need(h.in_contiguous(), what + "gates and ups in blocks need a contiguous in axis");
+      need(h.in_contiguous(), name, ": gates and ups in blocks need a contiguous in axis");
       need(128 % h.block == 0 || h.block % 128 == 0,
-           what + "blocks of gates must divide 128 or be its multiples, not " + std::to_string(h.block));
+           name, ": blocks of gates must divide 128 or be its multiples, not ", h.block);
     }
   }
 };
