@@ -77,13 +77,15 @@ struct ScoreOfRow {
 #if defined(__CUDACC__)
   /// Where the row's score lies, or -1.
   __device__ std::int64_t find(int row) const {
-    const std::int64_t i = slot ? slot[row] : row;
+    const std::int64_t i = listed(row);
     return i >= 0 && i < count ? i : -1;
   }
-  __device__ S operator()(int row) const {
+  __device__ S operator()(int row) const { return at(listed(row)); }
+  /// The same in two steps, for those who load the first long before the second.
+  __device__ int listed(int row) const { return slot ? slot[row] : row; }
+  __device__ S at(int i) const {
     if (values == nullptr) return S(1);
-    const std::int64_t i = find(row);
-    return i < 0 ? S(0) : values[i];
+    return i >= 0 && i < count ? values[i] : S(0);
   }
 #endif
 };

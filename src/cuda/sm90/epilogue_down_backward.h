@@ -26,8 +26,10 @@ class DownBackwardEpilogue {
                                   ConsumerThread me)
       : a_(a), me_(me), ring_(staging), a_tile_(staging + kSlots * kSlotBytes), barriers_(barriers) {}
 
-  /// Before the main loop: the first pieces of z, whose slots the previous tile's stores must have read.
+  /// Before the main loop: the first pieces of z, whose slots the previous tile's stores must have read, and where the scores
+  /// of the thread's rows lie, which nobody looks at before the main loop is over.
   __device__ void begin(const Tile& tile, int row0) {
+    for_scores(tile, row0, [&](int i, int row, bool exists) { slot_of_score_[i] = exists ? a_.scores.listed(row) : -1; });
     if (me_.leads()) {
       ptx::wait_stores_read<0>();
 #pragma unroll
@@ -47,11 +49,13 @@ class DownBackwardEpilogue {
   __device__ void finish() {}
 
   __device__ void run(const Tile& tile, int row0, typename Op::Accumulators& acc) {
+    float scores[kScores];
+    for_scores(tile, row0, [&](int i, int, bool exists) { scores[i] = exists ? a_.scores.at(slot_of_score_[i]) : 0.0f; });
     static_for<Op::kBlocksM>([&](auto block) {
       constexpr int m = decltype(block)::value;
       const int first = row0 + m * 64;
-      float score[2], dot[2] = {0, 0};
-      load_scores(a_.scores, tile, first + me_.row(), score);
+      const float score[2] = {scores[2 * m], scores[2 * m + 1]};
+      float dot[2] = {0, 0};
       static_for<kColumnPieces>([&](auto column_piece) {
         constexpr int c = decltype(column_piece)::value, piece = m * kColumnPieces + c;
         const std::uint32_t z_tile = ring_ + slot_ * kSlotBytes;
@@ -95,6 +99,18 @@ class DownBackwardEpilogue {
   }
 
  private:
+  static constexpr int kScores = 2 * Op::kBlocksM;
+
+  /// body(i, row, whether the expert has it) for the rows of this thread.
+  template <class Body>
+  __device__ void for_scores(const Tile& tile, int row0, Body&& body) const {
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) {
+      const int row = row0 + i / 2 * 64 + me_.row() + i % 2 * 8;
+      body(i, tile.first_row + row, row < tile.rows);
+    }
+  }
+
   __device__ static int wrap(int slot) { return slot >= kSlots ? slot - kSlots : slot; }
 
   __device__ void load_z(const Tile& tile, int row0, int piece, int slot) const {
@@ -151,6 +167,7 @@ class DownBackwardEpilogue {
   const std::uint32_t ring_, a_tile_, barriers_;
   int slot_ = 0;
   std::uint32_t phases_ = 0;
+  int slot_of_score_[kScores];
 };
 
 }  // namespace intarsia::cuda::sm90
