@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 import gpu_routing
 import intarsia
@@ -29,7 +29,7 @@ from gpu_timing import frame, interleaved, memory, step_times
 # ---- the host
 
 
-def host_us(forward: Callable, backward: Callable, repeats: int = 200) -> tuple[float, float]:
+def host_us(forward: Callable, backward: Callable, leaves: list[Tensor], repeats: int = 200) -> tuple[float, float]:
     """Median microseconds of Python in forward and in backward, while the GPU has nothing else to do."""
     times = []
     for _ in range(repeats + 20):
@@ -41,27 +41,44 @@ def host_us(forward: Callable, backward: Callable, repeats: int = 200) -> tuple[
         resumed = time.perf_counter()
         backward(y)
         times.append(((middle - start) * 1e6, (time.perf_counter() - resumed) * 1e6))
+        for leaf in leaves:
+            leaf.grad = None
     torch.cuda.synchronize()
     forward_us, backward_us = zip(*times[20:], strict=True)
     return statistics.median(forward_us), statistics.median(backward_us)
 
 
+def call_us(work: Callable) -> float:
+    """Median microseconds of Python in one call, while the GPU has nothing else to do."""
+    return host_us(work, lambda _: None, [])[0]
+
+
 def host_time(guard: Guard):
-    """Python's time for a layer of sonic-7b's sizes at 256 tokens, not waiting for the GPU."""
+    """Python's time for a layer of sonic-7b's sizes at 256 tokens, not waiting for the GPU.
+
+    And that of single calls of torch, to compare machines.
+    """
     big = Sizes.of("sonic-7b")
     s = Sizes(256, big.H, big.I, big.E, big.K)
     leaves, dy = inputs(s)
-    moe = intarsia.MoE(s.H, s.I, s.E, s.K, scores="softmax", device="cuda", dtype=torch.bfloat16)
-    parameters = [leaves[0], *moe.parameters()]
+    module = intarsia.MoE(s.H, s.I, s.E, s.K, scores="softmax", device="cuda", dtype=torch.bfloat16)
     cases = {
-        "route and moe_mlp": passes(intarsia_functions(s.K, "swiglu"), leaves, dy),
-        "moe": passes(intarsia_layer(s.K, "swiglu"), leaves, dy),
-        "module": (lambda: moe(leaves[0]), lambda y: torch.autograd.grad(y, parameters, dy)),
+        "route and moe_mlp": (partial(intarsia_functions(s.K, "swiglu"), *leaves), leaves),
+        "moe": (partial(intarsia_layer(s.K, "swiglu"), *leaves), leaves),
+        "MoE": (partial(module, leaves[0]), [leaves[0], *module.parameters()]),
     }
-    for case, pair in cases.items():
-        found = guard(f"host_time {case}", partial(host_us, *pair))
-        if found is not None:
-            yield {"name": "host_time", "case": case, "forward_us": found[0], "backward_us": found[1]}
+    for case, (forward, wanted) in cases.items():
+        ways = {"backward": lambda y: y.backward(dy), "grad": lambda y, of=wanted: torch.autograd.grad(y, of, dy)}
+        for way, backward in ways.items():
+            label = f"{case}, {way}()"
+            found = guard(f"host_time {label}", partial(host_us, forward, backward, wanted))
+            if found is not None:
+                yield {"name": "host_time", "case": label, "forward_us": found[0], "backward_us": found[1]}
+    with torch.no_grad():
+        x, w = leaves[0][:16], leaves[1]
+        calls = {"empty": lambda: torch.empty_like(x), "add_": lambda: dy.add_(1), "mm": lambda: torch.mm(x, w.T)}
+        found = {f"{name}_us": call_us(work) for name, work in calls.items()}
+        yield {"name": "torch_calls", "case": "one call"} | found
 
 
 def first_step(_: Guard):
