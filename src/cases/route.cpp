@@ -46,7 +46,7 @@ Route make_route(Tensors& t, const Logits& l, const Family& f, DType dtype) {
   op.scores = t.out(scores, {l.tokens, l.choices});
   op.raw_scores = t.out(scores, {l.tokens, l.choices});
   op.nan_tokens = t.constant(DType::int32, {1}, 3);
-  if (dtype == DType::float32)
+  if (op.logits.dtype == DType::float32)  // not where they are kept in float64
     op.rounded_logits = t.out(l.choices % 2 == 0 ? DType::bfloat16 : DType::float16, {l.tokens, l.experts});
   return op;
 }
