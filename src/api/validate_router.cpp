@@ -117,6 +117,7 @@ void validate(const Route& o) {
   c.shape("rounded_logits", o.rounded_logits, {{'T'}, {'E'}});
   c.dtype("rounded_logits", o.rounded_logits, {DType::bfloat16, DType::float16});
   c.contiguous("rounded_logits", o.rounded_logits);
+  c.distinct("rounded_logits", o.rounded_logits, "logits", o.logits);
   if (o.logits.dtype != DType::float32) c.absent("rounded_logits", o.rounded_logits, "only float32 logits are rounded");
   if (o.scores_kind != RouterScores::sigmoid_group) {
     c.absent("expert_bias", o.expert_bias, "only sigmoid_group chooses with a correction bias");
@@ -137,6 +138,7 @@ void validate(const RouteBackward& o) {
   c.shape("dlogits", o.dlogits, {{'T'}, {'E'}});
   c.shape("logits", o.logits, {{'T'}, {'E'}});
   check_dlogits(c, o.dlogits, o.logits);
+  c.distinct("dlogits", o.dlogits, "logits", o.logits);
   c.require(c.bound('E') <= kMaxExperts, "dlogits", "expected at most 4096 experts, got ", c.bound('E'));
   const DType scores = score_dtype(o.scores.dtype);
   c.present("scores", o.scores, "(T, K) or (R)");

@@ -191,6 +191,21 @@ TEST(Checks, RouterLimitsAreStated) {
   EXPECT_EQ(supports(op), "route: K: expected 1 to min(64, E = 3) experts per token, got 4");
 }
 
+TEST(Checks, WhatIsMadeOfLogitsLiesElsewhere) {
+  std::vector<float> floats(6), scores(2), dscores(2);
+  std::vector<std::int32_t> list(2);
+  const TensorView logits = Problem::view(floats, {2, 3}), ids = Problem::view(list, {2, 1});
+  Route forward{.logits = logits, .ids = ids, .scores = Problem::view(scores, {2, 1})};
+  forward.rounded_logits = TensorView(floats.data(), DType::bfloat16, {2, 3});
+  EXPECT_EQ(supports(forward), "route: rounded_logits: must not share memory with logits; pass another tensor");
+  const RouteBackward backward{.dscores = Problem::view(dscores, {2, 1}),
+                               .scores = Problem::view(scores, {2, 1}),
+                               .ids = ids,
+                               .logits = logits,
+                               .dlogits = logits};
+  EXPECT_EQ(supports(backward), "route_backward: dlogits: must not share memory with logits; pass another tensor");
+}
+
 TEST(Layer, BackwardRunsOnceAndFreesEverything) {
   Problem p;
   const AllocatorStats before = host_allocator_stats();
