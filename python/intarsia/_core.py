@@ -16,7 +16,10 @@ library = torch.library.Library("intarsia", "DEF")
 DTYPES = {
     torch.float64: "float64", torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16",
 }  # fmt: skip
-_TYPED = {"intarsia.InvalidArgument: ": InvalidArgument, "intarsia.Unsupported: ": Unsupported}
+_TYPED = {
+    "intarsia.InvalidArgument: ": InvalidArgument, "intarsia.Unsupported: ": Unsupported,
+    "intarsia.OutOfMemory: ": torch.OutOfMemoryError,
+}  # fmt: skip
 
 
 def refuse_a_mix(name: str, arguments: tuple) -> None:
@@ -103,7 +106,8 @@ def run(operation: str, **fields) -> None:
     """Runs one operation of ops.h or moe.h on torch tensors, writing its outputs. Tensors left out are absent; values
     must be given.
 
-    Raises InvalidArgument (a ValueError) or Unsupported (a NotImplementedError), before anything is written.
+    Raises InvalidArgument (a ValueError) or Unsupported (a NotImplementedError), before anything is written; where a
+    step of moe_forward or moe_backward refuses, after what the steps before it wrote.
     """
     raw = raw_operators[operation]
     if not raw.known.issuperset(fields):
@@ -114,7 +118,7 @@ def run(operation: str, **fields) -> None:
 
 
 def call(operator, *arguments):
-    """operator(*arguments), one of torch.ops.intarsia, with errors of our own classes."""
+    """operator(*arguments), one of torch.ops.intarsia, with errors of our own classes and torch's OutOfMemoryError."""
     try:
         return operator(*arguments)
     except RuntimeError as error:

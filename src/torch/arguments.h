@@ -98,6 +98,16 @@ inline TensorView view_of(AtenTensorHandle handle, const char* name) {
   return view;
 }
 
+/// Fresh memory from torch. Throws std::bad_alloc: why there is none is not in the stable ABI.
+inline TensorReference empty_tensor(Device device, std::int32_t dtype, std::int64_t rank, const std::int64_t* sizes,
+                                    const std::int64_t* strides) {
+  const std::int32_t type = device.type == DeviceType::cuda ? aoti_torch_device_type_cuda() : aoti_torch_device_type_cpu();
+  AtenTensorHandle handle = nullptr;
+  if (aoti_torch_empty_strided(rank, sizes, strides, dtype, type, device.index, &handle) != TORCH_SUCCESS)
+    throw std::bad_alloc();
+  return TensorReference(handle);
+}
+
 // ---- arguments
 
 /// Takes the arguments of one call off the stack, which owns a reference to each: all of them are taken even when one is wrong,
@@ -180,13 +190,9 @@ class TorchAllocator final : public Allocator {
     if (bytes == 0) return nullptr;
     const auto size = static_cast<std::int64_t>(bytes);
     const std::int64_t stride = 1;
-    AtenTensorHandle handle = nullptr;
-    if (aoti_torch_empty_strided(1, &size, &stride, aoti_torch_dtype_uint8(), aoti_torch_device_type_cuda(), index_, &handle) !=
-        TORCH_SUCCESS)
-      throw std::bad_alloc();
-    TensorReference tensor(handle);
+    TensorReference tensor = empty_tensor({DeviceType::cuda, index_}, aoti_torch_dtype_uint8(), 1, &size, &stride);
     void* data = nullptr;
-    check(aoti_torch_get_data_ptr(handle, &data), "aoti_torch_get_data_ptr");
+    check(aoti_torch_get_data_ptr(tensor.get(), &data), "aoti_torch_get_data_ptr");
     blocks_.emplace_back(data, std::move(tensor));
     return data;
   }
@@ -229,6 +235,8 @@ void with_typed_errors(Body&& body) {
     throw std::runtime_error(std::string("intarsia.InvalidArgument: ") + error.what());
   } catch (const Unsupported& error) {
     throw std::runtime_error(std::string("intarsia.Unsupported: ") + error.what());
+  } catch (const std::bad_alloc&) {
+    throw std::runtime_error("intarsia.OutOfMemory: out of memory: no room for the outputs or the workspace of this call");
   }
 }
 

@@ -58,12 +58,8 @@ class Outputs {
 
  private:
   TensorView make(TensorView v) {
-    const std::int32_t type = device_.type == DeviceType::cuda ? aoti_torch_device_type_cuda() : aoti_torch_device_type_cpu();
-    AtenTensorHandle handle = nullptr;
-    check(aoti_torch_empty_strided(v.rank, v.shape.data(), v.stride.data(), code_of(v.dtype), type, device_.index, &handle),
-          "aoti_torch_empty_strided");
-    tensors_.emplace_back(handle);
-    check(aoti_torch_get_data_ptr(handle, &v.data), "aoti_torch_get_data_ptr");
+    tensors_.push_back(empty_tensor(device_, code_of(v.dtype), v.rank, v.shape.data(), v.stride.data()));
+    check(aoti_torch_get_data_ptr(last(), &v.data), "aoti_torch_get_data_ptr");
     v.device = device_;
     return v;
   }

@@ -345,6 +345,13 @@ def test_moe_leaks_nothing():
     assert references == [sys.getrefcount(t) for t in leaves]
 
 
+def test_no_memory_is_torchs_error():
+    x = rand(1, H).expand(2**44, H)  # y would be 384 TiB
+    kind = torch.OutOfMemoryError if intarsia.binding()[0] == "shim" else RuntimeError  # as torch.empty on the CPU
+    with pytest.raises(kind, match="memory"):
+        intarsia.moe(x, rand(E, H), K, rand(E, 2 * I, H), rand(E, H, I))
+
+
 def test_a_binding_is_live():
     kind, why = intarsia.binding()
     assert kind == ("c" if os.environ.get("INTARSIA_BINDING") == "c" else kind)
