@@ -91,7 +91,7 @@ def moe(
         check_k("moe", k, w_router.shape[0])
         save_z = save == "preactivation" and check.requires_gradient(*tensors[:-1])
         options = _moe_options(
-            k, scores, groups, top_groups, renormalise, scale, logits_dtype, nan_tokens is not None,
+            k, scores, groups, top_groups, renormalise, float(scale), logits_dtype, nan_tokens is not None,
             return_routing is True, layout, transposed, activation, score_on, save, save_z, backend,
         )  # fmt: skip
         y, logits, chosen, ids, *lists, found, _, _, _ = ops.moe_forward(*tensors, options)
@@ -132,7 +132,7 @@ def _moe_options(
     check.choice(name, "scores", scores, ROUTER_SCORES)
     gate_block = _expert_options(name, activation, layout, score_on, save)
     return MoeOptions(
-        k, scores, groups, top_groups, renormalise, float(scale), logits_dtype == "input", count_nan_tokens,
+        k, scores, groups, top_groups, renormalise, scale, logits_dtype == "input", count_nan_tokens,
         return_logits, gate_block, transposed, activation, score_on, save_z, True, backend or "automatic",
     )  # fmt: skip
 

@@ -327,6 +327,14 @@ def test_wrong_arguments_are_named(changes, words):
         assert word in str(info.value), f"{word!r} is not in: {info.value}"
 
 
+def test_a_scale_in_a_tensor_is_read_at_every_call():
+    arguments, keywords, _ = problem(family="sigmoid_group")
+    keywords["scale"] = torch.tensor(2.0)
+    y = intarsia.moe(*arguments, **keywords)
+    keywords["scale"].fill_(4.0)
+    assert not torch.equal(y, intarsia.moe(*arguments, **keywords))
+
+
 # ---- the module
 
 
