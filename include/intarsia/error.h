@@ -15,7 +15,8 @@ class INTARSIA_EXPORT Error : public std::runtime_error {
   ~Error() override;
 };
 
-/// An argument is wrong: shape, dtype, device, stride or value. Nothing was launched or written. (Python: ValueError)
+/// An argument is wrong: shape, dtype, device, stride or value. Nothing was launched or written, but by earlier steps of an
+/// operation of moe.h. (Python: ValueError)
 class INTARSIA_EXPORT InvalidArgument : public Error {
  public:
   using Error::Error;

@@ -1,6 +1,6 @@
 // The whole layer with its router, forward and backward, each as one operation that is made of those in ops.h: one call, one
-// check of devices, one workspace after another. Letters and conventions are those of ops.h; names and types of a field are
-// those it has in the operation that it is handed to.
+// check of devices, one step's workspace after another's. Letters and conventions are those of ops.h; names and types of a
+// field are those it has in the operation that it is handed to.
 #pragma once
 
 #include "intarsia/ops.h"
@@ -9,7 +9,8 @@ namespace intarsia {
 
 /// The whole layer in one call, from x to y: router_logits, route, build_index and layer_forward, in this order, with these
 /// fields. Each step checks its own arguments, so when a later one refuses, outputs of the earlier ones may have been written.
-/// Without `logits` they are a part of the workspace that is given back before the experts run.
+/// Without `logits` they are in memory from the context's allocator, given back before the experts run: beside the workspaces
+/// of the steps, and not counted as one. So are dscores, dlogits and logits of moe_backward while they are needed.
 struct MoeForward {
   static constexpr const char* kName = "moe_forward";
   TensorView x = {};            // (T, H) x
