@@ -8,8 +8,6 @@
 namespace intarsia {
 namespace {
 
-constexpr std::int64_t kMaxChoices = 64;  // design.md: what the GPU kernels are built for too
-
 DType check_logits(Checker& c, const TensorView& logits) {
   c.present("logits", logits, "(T, E)");
   c.shape("logits", logits, {{'T'}, {'E'}});

@@ -57,7 +57,8 @@ void sigmoid_share_row(const S* logits, std::int64_t experts, S* probabilities) 
   softmax_row(probabilities, experts, probabilities);
 }
 
-constexpr std::int64_t kMaxExperts = 4096;  // of route, which keeps its scratch on the stack
+// Of route and round_tokens, checked by the api: scratch and kernels have room for so many.
+constexpr std::int64_t kMaxExperts = 4096, kMaxChoices = 64;
 
 /// What sigmoid_group ranks by: sigmoid(logit) + bias, and -inf outside the best `top_groups` of `groups` equal groups.
 /// A group is worth the sum of its best two (its only one when it has one); equal groups: the lower one first.

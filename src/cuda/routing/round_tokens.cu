@@ -8,13 +8,12 @@
 // T*E keys (4 bytes) about six times, mostly through L2. Workspace: 12 bytes a slot, 8 a token, T*E/4, and the keys of a panel
 // of experts: at most 256 MiB, or 32 experts. Verify: intarsia-ops verify round_tokens (SonicMoE, section 5)
 #include "base/random.h"
+#include "base/softmax.h"
 #include "cuda/routing/index_tiles.cuh"
 #include "cuda/routing/round_border.cuh"
 
 namespace intarsia::cuda {
 namespace {
-
-constexpr int kMaxRoundExperts = 4096;  // checked by the api
 
 // ---- kernels
 
@@ -40,7 +39,7 @@ constexpr int kTargetWarps = 32, kTargetThreads = kTargetWarps * kWarpSize;
 __global__ void __launch_bounds__(kTargetThreads)
     target_kernel(const std::int32_t* counts, int experts, const std::int32_t* valid, int valid_count, RoundRule rule,
                   std::int32_t* targets, std::int32_t* valid_tokens, std::int32_t* expert_offsets) {
-  __shared__ int target[kMaxRoundExperts];
+  __shared__ int target[kMaxExperts];
   std::int64_t tokens = 0;
   for (int i = threadIdx.x; i < valid_count; i += kTargetThreads) tokens += valid[i];
   tokens = block_reduce<kTargetWarps>(tokens, Add{});
@@ -65,7 +64,7 @@ __global__ void __launch_bounds__(kTargetThreads)
   }
   __syncthreads();
 
-  constexpr int kEach = kMaxRoundExperts / kTargetThreads;
+  constexpr int kEach = kMaxExperts / kTargetThreads;
   int sum = 0, total;
   for (int i = 0; i < kEach; ++i)
     if (const int e = static_cast<int>(threadIdx.x) * kEach + i; e < experts) sum += target[e];

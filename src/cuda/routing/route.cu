@@ -166,7 +166,7 @@ void launch_slots(const Arguments<S>& a, cudaStream_t stream) {
 /// A choice for each thread of the team, or as many as there can be.
 template <class S, int kThreads, int kFours>
 void launch_team(const Arguments<S>& a, cudaStream_t stream) {
-  constexpr int kMost = std::min(kMaxChoices, kThreads * kFours * 4);
+  constexpr int kMost = std::min(static_cast<int>(kMaxChoices), kThreads * kFours * 4);
   if (a.k_count <= kThreads) return launch_slots<S, kThreads, kFours, 1>(a, stream);
   if constexpr (kMost > kThreads) launch_slots<S, kThreads, kFours, kMost / kThreads>(a, stream);
 }

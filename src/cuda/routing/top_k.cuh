@@ -129,8 +129,6 @@ struct Four {
   }
 };
 
-constexpr int kMaxChoices = 64;  // of route, checked by the api
-
 constexpr int kMostFiltered = 16;  // choices: of more, the candidates are too often more than a warp
 
 /// For a long row of one warp: the numbers from the k-th largest of the lanes' largest on, among which the k largest are, one a
@@ -159,7 +157,7 @@ __device__ __forceinline__ bool few_candidates(const float (&x)[kFours][4], int 
   for (int j = 0; j < kFours; ++j)
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const bool here = x[j][i] >= least;
+      const bool here = !(x[j][i] < least);  // a NaN, of a bias that is one, ranks as its bits do
       const unsigned lanes = __ballot_sync(kAllLanes, here);
       if (lanes == 0) continue;
       const int place = count + __popc(lanes & lanes_below());

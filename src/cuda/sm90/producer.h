@@ -45,13 +45,7 @@ template <class Op>
 class Producer {
  public:
   __device__ Producer(const GemmArguments<typename Op::Element>& arguments, const SharedAddresses shared, int thread, int rank)
-      : a_(arguments),
-        s_(shared),
-        thread_(thread),
-        warp_(thread / 32),
-        lane_(thread % 32),
-        rank_(rank),
-        elected_(ptx::elect_one()) {}
+      : a_(arguments), s_(shared), thread_(thread), warp_(thread / 32), rank_(rank), elected_(ptx::elect_one()) {}
 
   __device__ void run(Scheduler<Op::kTileM, Op::kCluster, Op::kWeightGradient> scheduler) {
     if constexpr (Op::kLeft == Left::gathered_rows) gather_rows(scheduler);
@@ -281,7 +275,7 @@ class Producer {
 
   const GemmArguments<typename Op::Element>& a_;
   const SharedAddresses s_;
-  const int thread_, warp_, lane_, rank_;
+  const int thread_, warp_, rank_;
   const bool elected_;  // one lane of each warp
   PipelineState<Op::kStages> state_;
 };
