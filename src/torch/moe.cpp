@@ -179,10 +179,9 @@ void take(Arguments& a, MoeBackward& op, std::int64_t& asked, Context& context) 
 /// In the order of the schema.
 void make_outputs(Outputs& out, MoeBackward& op, std::int64_t asked) {
   auto gradient = [&, bit = 0](const TensorView& v) mutable { return out.add_gradient(asked >> bit++ & 1, v); };
-  TensorView dx = op.x;  // contiguous, whatever x is
-  dx.stride = TensorView(nullptr, dx.dtype, {dx.size(0), dx.size(1)}).stride;
-  op.dx = gradient(dx);
-  op.dw_router = gradient(op.w_router);
+  const auto contiguous = [](const TensorView& v) { return TensorView(nullptr, v.dtype, {v.size(0), v.size(1)}); };
+  op.dx = gradient(contiguous(op.x));
+  op.dw_router = gradient(op.w_router.step(1) == 1 ? op.w_router : contiguous(op.w_router));  // its rows are dense
   op.db_router = gradient(op.b_router);
   op.dw_up = {gradient(op.w_up.weight), gradient(op.w_up.second), op.w_up.gate_block, op.w_up.transposed};
   op.dw_down = {.weight = gradient(op.w_down.weight), .transposed = op.w_down.transposed};

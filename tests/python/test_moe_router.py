@@ -5,7 +5,7 @@ import torch
 from moe_layers import FAMILIES, Calls, assert_same, gradients, parts, problem, whole
 
 import intarsia
-from intarsia import losses
+from intarsia import _core, losses, ops
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -122,3 +122,44 @@ def test_lists_alone_leave_the_logits_out(logits_dtype):
     assert torch.equal(y, want)
     assert torch.equal(routing.ids, full.ids)
     assert all(torch.equal(a, b) for a, b in zip(gradients(y, leaves), gradients(want, leaves), strict=True))
+
+
+# ---- gradients in memory
+
+
+def padded(t):
+    """The same values with room behind each row."""
+    return torch.nn.functional.pad(t, (0, 3))[..., : t.shape[-1]]
+
+
+def turned(t):
+    """The same values, the last two axes the other way round in memory."""
+    return t.mT.contiguous().mT
+
+
+@pytest.mark.skipif(_core.binding()[0] != "shim", reason="needs the shim")
+@pytest.mark.parametrize("strides", [torch.Tensor.contiguous, padded, turned])
+@pytest.mark.parametrize("asked", [[0], [1, 3], [2], [0, 1, 2, 3]])
+def test_gradients_are_made_alike(strides, asked, monkeypatch):
+    """By the shim, and by Python for the C interface, of weights of any strides: the same tensors with the same strides
+    and bits.
+    """
+    shapes = (9, 16), (6, 16), (6, 24, 16), (6, 16, 12)  # x, w_router, w_up, w_down
+    leaves = [strides(torch.randn(shape)).requires_grad_() for shape in shapes]
+    x, w_router, w_up, w_down = leaves
+    y, dy = intarsia.moe(x, w_router, 2, w_up, w_down, scores="softmax"), torch.randn(9, 16)
+    wanted = [leaves[i] for i in asked]
+    got = torch.autograd.grad(y, wanted, dy, retain_graph=True)
+    monkeypatch.setattr(ops.moe, "_native_backward", None)
+    want = torch.autograd.grad(y, wanted, dy)
+    for a, b in zip(got, want, strict=True):
+        assert (a.shape, a.dtype, a.stride()) == (b.shape, b.dtype, b.stride())
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("strides", [padded, turned])
+def test_router_weight_of_any_strides(strides):
+    x, w = torch.randn(9, 16), strides(torch.randn(6, 16)).requires_grad_()
+    dlogits = torch.randn(9, 6)
+    (got,) = torch.autograd.grad(intarsia.router_logits(x, w), w, dlogits)
+    assert torch.allclose(got, dlogits.mT @ x, atol=1e-5)

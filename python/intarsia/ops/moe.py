@@ -16,7 +16,7 @@ import torch
 from .. import _core
 from .define import asked_for, define, eager, score_dtype, wanted
 from .layer import Preactivations, expert_gradients, z_width
-from .router import logits_gradients, route_backward, router_logits
+from .router import logits_gradients, route_backward, router_logits, weight_gradient
 
 
 class MoeOptions(NamedTuple):
@@ -172,6 +172,8 @@ def _gradients(dy, saved, o: MoeOptions, asked: set[str], overwrite_z: bool, dty
     gradients = [torch.empty_like(t) if n in asked else None for n, t in zip(_LEARNING, saved, strict=False)]
     if "x" in asked and not x.is_contiguous():
         gradients[0] = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if "w_router" in asked:
+        gradients[1] = weight_gradient(w_router)
     *of_router, dw_up, dw_up_second, dw_down, db_up, db_down = gradients
     _core.call(
         _core.raw_operators["moe_backward"].call,

@@ -39,12 +39,18 @@ def _run_logits_backward(dlogits, x, w_router, bias, dx, need, backend) -> tuple
     return gradients
 
 
+def weight_gradient(w_router) -> torch.Tensor:
+    """Memory for it, in w_router's strides where its rows are dense, which is what the core writes."""
+    dense = w_router.stride(-1) == 1
+    return torch.empty_like(w_router, memory_format=torch.preserve_format if dense else torch.contiguous_format)
+
+
 def _gradient_buffers(x, w_router, bias, dx, need) -> tuple:
     """None for a gradient that is not needed."""
     need_x, need_w, need_bias = need
     if dx is None and need_x:
         dx = torch.empty_like(x, memory_format=torch.contiguous_format)
-    dw_router = torch.empty_like(w_router) if need_w else None
+    dw_router = weight_gradient(w_router) if need_w else None
     return dx, dw_router, torch.empty_like(bias) if need_bias else None
 
 
