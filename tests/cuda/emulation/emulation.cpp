@@ -72,7 +72,7 @@ struct Fibre : Thread {
 };
 
 constexpr std::size_t kStackBytes = 128 * 1024;
-std::vector<Fibre> fibres;
+std::vector<Fibre> fibres;  // as many as the largest block had: their stacks are kept
 std::vector<Warp> warps;
 std::vector<unsigned char> shared;
 const std::function<void()>* body_of_block = nullptr;
@@ -90,8 +90,8 @@ void yield_until(const int& counter, int seen) {
 
 void perform(const Copy& c) {
   if (c.to % 16 != 0 || c.to + 16 > shared.size()) fail("cp.async outside of shared memory");
-  if (c.bytes > 0) std::memcpy(shared.data() + c.to, c.from, 16);
-  else std::memset(shared.data() + c.to, 0, 16);
+  std::memset(shared.data() + c.to, 0, 16);
+  std::memcpy(shared.data() + c.to, c.from, static_cast<std::size_t>(c.bytes));
 }
 
 void entry() {
@@ -119,10 +119,9 @@ void prepare(Fibre& f) {
   f.gathering = 0;
 }
 
-void run_block() {
+void run_block(int count) {
   while (alive > 0) {
     bool progress = false;
-    const int count = static_cast<int>(fibres.size());
     for (int i = 0; i < count; ++i) {
       Fibre& f = fibres[static_cast<std::size_t>(reversed ? count - 1 - i : i)];
       if (f.done || (f.waits_for != nullptr && *f.waits_for == f.seen)) continue;
@@ -148,7 +147,7 @@ void fail(const char* what) {
 
 void run(dim3 blocks, dim3 threads, std::size_t shared_bytes, const std::function<void()>& body) {
   const int count = static_cast<int>(threads.x);
-  fibres.resize(static_cast<std::size_t>(count));
+  fibres.resize(std::max(fibres.size(), static_cast<std::size_t>(count)));
   warps.resize(static_cast<std::size_t>((count + kWarp - 1) / kWarp));
   body_of_block = &body;
   for (unsigned z = 0; z < blocks.z; ++z)
@@ -168,7 +167,7 @@ void run(dim3 blocks, dim3 threads, std::size_t shared_bytes, const std::functio
           prepare(f);
         }
         alive = count;
-        run_block();
+        run_block(count);
       }
 }
 
@@ -300,6 +299,7 @@ cudaError_t cudaStreamCreate(cudaStream_t* stream) {
   *stream = nullptr;
   return cudaSuccess;
 }
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) { return cudaStreamCreate(stream); }
 cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 

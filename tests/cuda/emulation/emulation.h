@@ -1,7 +1,7 @@
 // Runs CUDA kernels on the CPU, one block at a time, a fibre per thread: a machine without a GPU can check what a kernel
 // computes, that its barriers and copies are waited for, and that it stays inside its buffers. Force-included (-include) before
-// kernel code that g++ compiles as C++; the PTX of src/cuda/sm80/ptx.h and fast_float.h is replaced by the headers in shadow/.
-// Allocations end at a page that cannot be touched, so that reading past the end faults.
+// kernel code that g++ compiles as C++; the PTX of src/cuda/sm80/ptx.h, routing/mma.cuh and fast_float.h is replaced by the
+// headers in shadow/. Allocations end at a page that cannot be touched, so that reading past the end faults.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -9,11 +9,16 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <functional>
 
+using std::exp;  // in device code the plain names are overloaded
+using std::fabs;
+using std::fmax;
+using std::log;
 using std::max;
 using std::min;
 
@@ -77,8 +82,9 @@ inline void __syncthreads() { emulation::block_barrier(); }
 inline void __syncwarp(unsigned = 0xffffffffu) { emulation::gather_warp(nullptr, 0); }
 
 template <class T>
-T __shfl_sync(unsigned, T value, int lane) {
-  return emulation::gift<T>(emulation::gather_warp(&value, sizeof value), lane & 31);
+T __shfl_sync(unsigned, T value, int lane, int width = emulation::kWarp) {
+  const int from = (emulation::thread->lane & -width) + (lane & (width - 1));
+  return emulation::gift<T>(emulation::gather_warp(&value, sizeof value), from);
 }
 template <class T>
 T __shfl_xor_sync(unsigned, T value, int mask) {
@@ -97,6 +103,30 @@ inline unsigned __ballot_sync(unsigned, bool mine) {
   for (int lane = 0; lane < emulation::kWarp; ++lane) bits |= unsigned{emulation::gift<bool>(all, lane)} << lane;
   return bits;
 }
+inline bool __any_sync(unsigned mask, bool mine) { return __ballot_sync(mask, mine) != 0; }
+inline unsigned __match_any_sync(unsigned, int mine) {
+  const unsigned char* all = emulation::gather_warp(&mine, sizeof mine);
+  unsigned bits = 0;
+  for (int lane = 0; lane < emulation::kWarp; ++lane) bits |= unsigned{emulation::gift<int>(all, lane) == mine} << lane;
+  return bits;
+}
+template <class T>
+T __reduce_max_sync(unsigned, T value) {
+  const unsigned char* all = emulation::gather_warp(&value, sizeof value);
+  for (int lane = 0; lane < emulation::kWarp; ++lane) value = max(value, emulation::gift<T>(all, lane));
+  return value;
+}
+template <class T>
+T __reduce_min_sync(unsigned, T value) {
+  const unsigned char* all = emulation::gather_warp(&value, sizeof value);
+  for (int lane = 0; lane < emulation::kWarp; ++lane) value = min(value, emulation::gift<T>(all, lane));
+  return value;
+}
+inline int atomicAdd(int* to, int value) {
+  const int before = *to;
+  *to += value;
+  return before;
+}
 inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
   const std::uint64_t bytes = low | std::uint64_t{high} << 32;
   unsigned result = 0;
@@ -104,15 +134,15 @@ inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
   return result;
 }
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 template <class T>
 T __ldg(const T* p) {
   return *p;
 }
-inline float __uint_as_float(unsigned bits) {
-  float f;
-  std::memcpy(&f, &bits, 4);
-  return f;
-}
+inline float __uint_as_float(unsigned bits) { return std::bit_cast<float>(bits); }
+inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
+inline double __longlong_as_double(long long bits) { return std::bit_cast<double>(bits); }
+inline long long __double_as_longlong(double x) { return std::bit_cast<long long>(x); }
 
 template <class... Parameters>
 cudaError_t cudaFuncSetAttribute(void (*)(Parameters...), cudaFuncAttribute, int) {
