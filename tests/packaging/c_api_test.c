@@ -132,7 +132,7 @@ int main(void) {
   CHECK(intarsia_abi_version() == INTARSIA_ABI_VERSION);
   CHECK(strcmp(intarsia_version(), INTARSIA_VERSION) == 0);
   while (intarsia_operation(count) != NULL) CHECK(intarsia_schema(intarsia_operation(count++)) != NULL);
-  CHECK(count == 21);
+  CHECK(count == 23);
   check_lists();
   check_layer("reference");
   check_layer("cpu");
