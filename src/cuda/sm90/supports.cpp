@@ -29,13 +29,13 @@ class Reason : public cuda::Reason {
       const WeightHalf h = weight_half(w, halves, half);
       const std::int64_t chunk = 16 / static_cast<std::int64_t>(size_of(h.dtype));
       const auto steps = [&](std::int64_t step) { return step % chunk == 0 && step > 0; };
-      need((h.in_step == 1 && steps(h.out_step)) || (h.out_step == 1 && steps(h.in_step)),
-           name, ": one axis of its matrices must be contiguous, the other a multiple of 16 bytes");
+      need((h.in_step == 1 && steps(h.out_step)) || (h.out_step == 1 && steps(h.in_step)), name,
+           ": one axis of its matrices must be contiguous, the other a multiple of 16 bytes");
       need(on_chunk(h.data) && (h.experts == 1 || steps(h.expert_step)), name, ": experts must begin at multiples of 16 bytes");
       if (!h.blocked()) continue;
       need(h.in_contiguous(), name, ": gates and ups in blocks need a contiguous in axis");
-      need(128 % h.block == 0 || h.block % 128 == 0,
-           name, ": blocks of gates must divide 128 or be its multiples, not ", h.block);
+      need(128 % h.block == 0 || h.block % 128 == 0, name, ": blocks of gates must divide 128 or be its multiples, not ",
+           h.block);
     }
   }
 };
