@@ -21,7 +21,7 @@ std::string shape_text(const TensorView& v) {
   return text + ")";
 }
 
-void Checker::append(std::string& text, const TensorView& v) { text += shape_text(v); }
+void append_word(std::string& text, const TensorView& v) { text += shape_text(v); }
 
 void Checker::fail(std::string_view argument, const std::string& message) const {
   throw InvalidArgument(std::string(operation_) + ": " + std::string(argument) + ": " + message);

@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/words.h"
 #include "intarsia/config.h"
 #include "intarsia/error.h"
 #include "intarsia/types.h"
@@ -33,7 +34,7 @@ class Checker {
     if (condition) [[likely]]
       return;
     std::string message;
-    (append(message, parts), ...);
+    append_words(message, parts...);
     fail(argument, message);
   }
 
@@ -62,9 +63,6 @@ class Checker {
     std::int64_t value = -1;
     std::string origin;
   };
-  static void append(std::string& text, std::string_view part) { text += part; }
-  static void append(std::string& text, std::int64_t number) { text += std::to_string(number); }
-  static void append(std::string& text, const TensorView& v);
   static std::size_t index(char letter) { return static_cast<std::size_t>(letter - 'A'); }
   std::string expected(std::initializer_list<Axis> axes) const;
 
@@ -73,5 +71,7 @@ class Checker {
 };
 
 std::string shape_text(const TensorView& v);
+/// A view in a message is its shape.
+void append_word(std::string& text, const TensorView& v);
 
 }  // namespace intarsia

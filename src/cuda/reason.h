@@ -3,8 +3,8 @@
 
 #include <cstdint>
 #include <string>
-#include <string_view>
 
+#include "base/words.h"
 #include "intarsia/config.h"
 #include "intarsia/types.h"
 
@@ -22,8 +22,7 @@ class Reason {
   /// The words are put together from `parts`, text and whole numbers, when the condition fails: every launch asks twice.
   template <class... Parts>
   void need(bool condition, const Parts&... parts) {
-    if (condition || !text_.empty()) return;
-    (append(parts), ...);
+    if (!condition && text_.empty()) append_words(text_, parts...);
   }
   void dtype(const TensorView& v) {
     need(v.dtype == DType::bfloat16 || v.dtype == DType::float16, kernels_, " kernels take bfloat16 and float16, not ",
@@ -44,9 +43,6 @@ class Reason {
   }
 
  private:
-  void append(std::string_view part) { text_ += part; }
-  void append(std::int64_t number) { text_ += std::to_string(number); }
-
   const char* kernels_;
   std::string text_;
 };

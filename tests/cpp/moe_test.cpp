@@ -88,6 +88,43 @@ std::vector<T> values(const TensorView& v) {
   return {v.as<T>(), v.as<T>() + v.numel()};
 }
 
+/// The step of experts with every field that the whole has.
+LayerForward experts_of(const MoeForward& f) {
+  return {.x = f.x,
+          .expert_offsets = f.expert_offsets,
+          .row_token = f.row_token,
+          .row_slot = f.row_slot,
+          .slot_row = f.slot_row,
+          .scores = f.scores,
+          .w_up = f.w_up,
+          .w_down = f.w_down,
+          .b_up = f.b_up,
+          .b_down = f.b_down,
+          .addend = f.addend,
+          .z = f.z,
+          .y = f.y};
+}
+LayerBackward experts_of(const MoeBackward& g, TensorView dscores = {}) {
+  return {.dy = g.dy,
+          .x = g.x,
+          .expert_offsets = g.expert_offsets,
+          .row_token = g.row_token,
+          .row_slot = g.row_slot,
+          .slot_row = g.slot_row,
+          .scores = g.scores,
+          .w_up = g.w_up,
+          .w_down = g.w_down,
+          .b_up = g.b_up,
+          .b_down = g.b_down,
+          .z = g.z,
+          .dx = g.dx,
+          .dscores = dscores,
+          .dw_up = g.dw_up,
+          .dw_down = g.dw_down,
+          .db_up = g.db_up,
+          .db_down = g.db_down};
+}
+
 TEST(Moe, ForwardIsItsSteps) {
   Memory a, b;
   const MoeForward whole = forward(a), f = forward(b);
@@ -100,19 +137,7 @@ TEST(Moe, ForwardIsItsSteps) {
                  .row_token = f.row_token,
                  .row_slot = f.row_slot,
                  .slot_row = f.slot_row});
-  run(LayerForward{.x = f.x,
-                   .expert_offsets = f.expert_offsets,
-                   .row_token = f.row_token,
-                   .row_slot = f.row_slot,
-                   .slot_row = f.slot_row,
-                   .scores = f.scores,
-                   .w_up = f.w_up,
-                   .w_down = f.w_down,
-                   .b_up = f.b_up,
-                   .b_down = f.b_down,
-                   .addend = f.addend,
-                   .z = f.z,
-                   .y = f.y});
+  run(experts_of(f));
   EXPECT_EQ(values<float>(whole.y), values<float>(f.y));
   EXPECT_EQ(values<float>(whole.z), values<float>(f.z));
   EXPECT_EQ(values<float>(whole.scores), values<float>(f.scores));
@@ -145,24 +170,7 @@ TEST(Moe, BackwardIsItsSteps) {
   run(whole);
   run(f);
   const TensorView dscores = b.out({T, K}), logits = b.out({T, E}), dlogits = b.out({T, E});
-  run(LayerBackward{.dy = g.dy,
-                    .x = g.x,
-                    .expert_offsets = g.expert_offsets,
-                    .row_token = g.row_token,
-                    .row_slot = g.row_slot,
-                    .slot_row = g.slot_row,
-                    .scores = g.scores,
-                    .w_up = g.w_up,
-                    .w_down = g.w_down,
-                    .b_up = g.b_up,
-                    .b_down = g.b_down,
-                    .z = g.z,
-                    .dx = g.dx,
-                    .dscores = dscores,
-                    .dw_up = g.dw_up,
-                    .dw_down = g.dw_down,
-                    .db_up = g.db_up,
-                    .db_down = g.db_down});
+  run(experts_of(g, dscores));
   run(RouterLogits{.x = g.x, .w_router = g.w_router, .bias = g.b_router, .logits = logits});
   run(RouteBackward{.dscores = dscores, .scores = g.scores, .ids = g.ids, .logits = logits, .dlogits = dlogits});
   run(RouterLogitsBackward{.dlogits = dlogits,
@@ -214,20 +222,7 @@ TEST(Moe, ExpertsAloneNeedNoRouter) {
   run(f);
   MoeBackward op = backward(m, f);
   op.dx = op.dw_router = op.db_router = {};
-  const LayerBackward experts{.dy = op.dy,
-                              .x = op.x,
-                              .expert_offsets = op.expert_offsets,
-                              .row_token = op.row_token,
-                              .row_slot = op.row_slot,
-                              .slot_row = op.slot_row,
-                              .scores = op.scores,
-                              .w_up = op.w_up,
-                              .w_down = op.w_down,
-                              .z = op.z,
-                              .dw_up = op.dw_up,
-                              .dw_down = op.dw_down,
-                              .db_up = op.db_up,
-                              .db_down = op.db_down};
+  const LayerBackward experts = experts_of(op);
   reset_host_allocator_stats();
   run(experts);
   const AllocatorStats alone = host_allocator_stats();
@@ -253,15 +248,7 @@ TEST(Moe, LogitsDoNotLiveBesideTheExperts) {
   Memory m;
   const MoeForward f = forward(m);
   run(f);
-  const LayerForward experts{.x = f.x,
-                             .expert_offsets = f.expert_offsets,
-                             .row_token = f.row_token,
-                             .row_slot = f.row_slot,
-                             .slot_row = f.slot_row,
-                             .scores = f.scores,
-                             .w_up = f.w_up,
-                             .w_down = f.w_down,
-                             .y = f.y};
+  const LayerForward experts = experts_of(f);
   const RouterLogits router{.x = f.x, .w_router = f.w_router, .logits = m.out({T, E})};
   const std::size_t logits = T * E * sizeof(float);
   Counting counting;
@@ -275,20 +262,7 @@ TEST(Moe, WorkspacesAreThoseOfTheSteps) {
   const MoeForward f = forward(m);
   run(f);
   const MoeBackward op = backward(m, f);
-  const LayerBackward experts{.dy = op.dy,
-                              .x = op.x,
-                              .expert_offsets = op.expert_offsets,
-                              .row_token = op.row_token,
-                              .row_slot = op.row_slot,
-                              .slot_row = op.slot_row,
-                              .scores = op.scores,
-                              .w_up = op.w_up,
-                              .w_down = op.w_down,
-                              .z = op.z,
-                              .dx = op.dx,
-                              .dscores = m.out({T, K}),
-                              .dw_up = op.dw_up,
-                              .dw_down = op.dw_down};
+  const LayerBackward experts = experts_of(op, m.out({T, K}));
   const std::size_t live = host_allocator_stats().live;
   reset_host_allocator_stats();
   run(op);  // what passes from one step to the next is no workspace

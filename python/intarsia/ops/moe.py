@@ -166,14 +166,16 @@ def _backward(dy, saved, o: MoeOptions, asked: set[str], z_state: Preactivations
     return dict(zip(_LEARNING, gradients, strict=True))
 
 
+def _gradient_memory(name: str, t: torch.Tensor) -> torch.Tensor:
+    if name == "w_router":
+        return weight_gradient(t)
+    return torch.empty_like(t, memory_format=torch.contiguous_format if name == "x" else torch.preserve_format)
+
+
 def _gradients(dy, saved, o: MoeOptions, asked: set[str], overwrite_z: bool, dtypes: tuple[str, str]) -> list:
     """None for one that is not asked for."""
     x, w_router, b_router, w_up, w_up_second, w_down, b_up, b_down, z, *router_and_lists = saved
-    gradients = [torch.empty_like(t) if n in asked else None for n, t in zip(_LEARNING, saved, strict=False)]
-    if "x" in asked and not x.is_contiguous():
-        gradients[0] = torch.empty_like(x, memory_format=torch.contiguous_format)
-    if "w_router" in asked:
-        gradients[1] = weight_gradient(w_router)
+    gradients = [_gradient_memory(n, t) if n in asked else None for n, t in zip(_LEARNING, saved, strict=False)]
     *of_router, dw_up, dw_up_second, dw_down, db_up, db_down = gradients
     _core.call(
         _core.raw_operators["moe_backward"].call,

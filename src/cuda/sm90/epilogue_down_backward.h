@@ -13,7 +13,7 @@ namespace intarsia::cuda::sm90 {
 
 /// Act is one activation, not a choice at run time: sixteen switches in the unrolled loop below compile for minutes.
 template <class Op, class Act>
-class DownBackwardEpilogue {
+class DownBackwardEpilogue : public NothingPending {
   static constexpr bool kGated = Act::kGated;
   static constexpr int kSlots = Op::kConfig.z_slots, kColumnPieces = Op::kTileN / 64, kPieces = Op::kBlocksM * kColumnPieces;
   static constexpr int kSlotTiles = kGated ? 2 : 1, kSlotBytes = kSlotTiles * kStoreTileBytes;
@@ -43,10 +43,6 @@ class DownBackwardEpilogue {
     }
     __syncwarp();
   }
-
-  __device__ static constexpr bool pending() { return false; }
-  __device__ void between() {}
-  __device__ void finish() {}
 
   __device__ void run(const Tile& tile, int row0, typename Op::Accumulators& acc) {
     float scores[kScores];

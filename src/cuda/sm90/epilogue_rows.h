@@ -199,7 +199,7 @@ class StoreEpilogue {
 
 /// Straight from registers: the four threads of a row write 32 bytes of it, a whole sector, and any E and alignment will do.
 template <class Op>
-class LogitsEpilogue {
+class LogitsEpilogue : public NothingPending {
  public:
   static constexpr int kStagingBytes = 0;
   static constexpr int kBarriers = 0;
@@ -207,9 +207,6 @@ class LogitsEpilogue {
   __device__ LogitsEpilogue(const GemmArguments<typename Op::Element>& a, std::uint32_t, std::uint32_t, ConsumerThread me)
       : a_(a), me_(me) {}
   __device__ void begin(const Tile&, int) {}
-  __device__ static constexpr bool pending() { return false; }
-  __device__ void between() {}
-  __device__ void finish() {}
 
   __device__ void run(const Tile& tile, int row0, typename Op::Accumulators& acc) const {
     static_for<Op::kBlocksM*(Op::kTileN / 8)>([&](auto block) {

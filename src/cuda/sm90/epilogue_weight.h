@@ -75,7 +75,7 @@ class WeightEpilogue {
 
 /// fp32: 32 columns a piece, as 64 rows of 128 bytes, or transposed as two tiles of 32 rows with 32 of the piece's rows each.
 template <class Op, bool kTransposed>
-class FloatWeightEpilogue {
+class FloatWeightEpilogue : public NothingPending {
  public:
   static constexpr int kStagingBytes = Op::kConfig.store_tiles * kStoreTileBytes;
   static constexpr int kBarriers = 0;
@@ -84,9 +84,6 @@ class FloatWeightEpilogue {
                                  ConsumerThread me)
       : a_(a), me_(me), staging_(staging, me) {}
   __device__ void begin(const Tile&, int) {}
-  __device__ static constexpr bool pending() { return false; }
-  __device__ void between() {}
-  __device__ void finish() {}
 
   __device__ void run(const Tile& tile, int row0, const typename Op::Accumulators& acc) {
     if (a_.accumulate && tile.rows == 0) return;

@@ -96,6 +96,13 @@ class Staging {
   int round_ = 0;
 };
 
+/// An epilogue that writes its tile at once: nothing is left for the next tile's products.
+struct NothingPending {
+  __device__ static constexpr bool pending() { return false; }
+  __device__ void between() {}
+  __device__ void finish() {}
+};
+
 /// A warpgroup's part of a tile on its way to memory, as packed pieces of 64 x 64. Cooperative kernels keep the packed pieces
 /// in registers and write them while the next tile's products run, so that the tensor cores wait for the packing alone; in
 /// ping-pong kernels the other warpgroup keeps them busy, and the pieces are written at once.
