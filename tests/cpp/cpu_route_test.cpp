@@ -258,20 +258,35 @@ TEST(CpuLosses, WithoutValidTokensAreZero) {
   EXPECT_EQ(balance_loss(none, no_ids, BalanceNormalisation::megatron), 0);
 }
 
+/// The largest |max| + |log of the sum| of a row: the absolute terms of its logsumexp, which may cancel to any value near 0.
+double logsumexp_terms(const Tensor& logits, std::int64_t t, std::int64_t e) {
+  double terms = 0;
+  for (std::int64_t i = 0; e > 0 && i < t; ++i) {
+    double largest = -INFINITY, sum = 0;
+    for (std::int64_t j = 0; j < e; ++j) largest = std::max(largest, logits[i * e + j]);
+    for (std::int64_t j = 0; j < e; ++j) sum += std::exp(logits[i * e + j] - largest);
+    if (std::isfinite(sum)) terms = std::max(terms, std::abs(largest) + std::log(sum));
+  }
+  return terms;
+}
+
 TEST(CpuLosses, ZLoss) {
   std::size_t turn = 0;
   for (const std::int64_t e : kExpertCounts) {
     for (const std::int64_t t : {0, 1, 17}) {
       const Tensor logits = logits_like(kFloats[turn % 3], t, e, turn % 2 == 0), mask = mask_of(t), one(DType::float32, {1});
       const Tensor dlogits(turn++ % 4 ? logits.view().dtype : DType::float32, {t, e});
+      const double terms = logsumexp_terms(logits, t, e);
       const Outputs loss =
-          verify(ZLoss{.logits = logits.view(), .token_mask = mask.view(), .loss = one.view(), .valid_tokens = one.view()});
+          verify(ZLoss{.logits = logits.view(), .token_mask = mask.view(), .loss = one.view(), .valid_tokens = one.view()},
+                 2 * terms * terms);
       one.set(0, -0.5);
       verify(ZLossBackward{.dloss = one.view(),
                            .logits = logits.view(),
                            .token_mask = mask.view(),
                            .valid_tokens = loss.at("valid_tokens").view(),
-                           .dlogits = dlogits.view()});
+                           .dlogits = dlogits.view()},
+             t > 0 ? terms / std::max(1.0, loss.at("valid_tokens")[0]) : 0);
     }
   }
 }
