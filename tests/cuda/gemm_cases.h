@@ -57,8 +57,15 @@ inline std::vector<Case> cases(bool quick) {
   for (const A act :
        {A::swiglu, A::geglu, A::geglu_tanh, A::reglu, A::clamped_swiglu, A::silu, A::gelu, A::gelu_tanh, A::relu, A::relu2})
     for (const P on : {P::output, P::inside, P::input})
-      list.push_back(
-          {.name = "bf16 activations", .counts = {70, 3}, .activation = act, .on = on, .bias = true, .bias_float = true});
+      for (const Layout layout : {Layout::halves, Layout::transposed})
+        list.push_back({.name = "bf16 activations",
+                        .counts = {70, 3},
+                        .activation = act,
+                        .on = on,
+                        .layout = layout,
+                        .bias = true,
+                        .bias_float = true});
+  list.push_back({.name = "fp16 score on input", .dtype = DType::float16, .counts = {70, 3}, .on = P::input});
 
   for (const Layout layout : {Layout::halves, Layout::interleaved, Layout::blocks, Layout::two, Layout::transposed,
                               Layout::transposed_interleaved, Layout::transposed_blocks, Layout::transposed_two})

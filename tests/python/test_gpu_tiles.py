@@ -156,7 +156,8 @@ def test_a_wrong_choice_is_refused_in_a_sentence(text, monkeypatch):
     ("change", "word", "products"),
     [
         ({}, "wgmma", FORWARD + BACKWARD),
-        ({"score_on": "input"}, "mma.sync", BACKWARD[:1]),
+        ({"score_on": "input"}, "wgmma", FORWARD + BACKWARD),
+        ({"I": 48, "blocks": 24}, "mma.sync", ("up_forward", "up_backward", "up_weight_backward")),
         ({"H": 36}, "general", FORWARD + BACKWARD),
         ({"I": 17}, "general", FORWARD + BACKWARD),
         ({"dtype": torch.float32}, "general", FORWARD + BACKWARD),
@@ -175,8 +176,10 @@ def test_kernels_that_explain_names(change, word, products):
     if name := change.get("shift"):
         room = torch.empty(layer[name].numel() + 1, dtype=dtype, device=DEVICE)
         layer[name] = room[1:].view(layer[name].shape).copy_(layer[name])
-    options = {"score_on": change.get("score_on", "output")}
-    got, said = passes(routing.lists(len(COUNTS)), layer, outputs(layer), options)
+    fields = options = {"score_on": change.get("score_on", "output")}
+    if blocks := change.get("blocks"):
+        fields, options = fields | {"w_up_gate_block": blocks}, options | {"layout": ("blocks", blocks)}
+    got, said = passes(routing.lists(len(COUNTS)), layer, outputs(layer), fields)
     assert_near(got, oracle(routing, layer, **options), dtype)
     for product in products:
         path = said[product].partition("; no ")

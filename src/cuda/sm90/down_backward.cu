@@ -13,20 +13,40 @@ namespace {
 
 std::int64_t width_of(const DownBackward& op) { return op.z.size(1) / gate_factor(op.activation); }
 
+bool score_on_input(const DownBackward& op) { return op.scores.defined() && op.score_on == ScorePlacement::input; }
+
 Choice choice_of(const DownBackward& op) {
-  const Kernel first = op.activation == Activation::clamped_swiglu ? Kernel::tile_128 : Kernel::tile_128_ping_pong;
-  const bool common =
-      op.dy.dtype == DType::bfloat16 && op.activation == Activation::swiglu && weight_half(op.w_down, 1, 0).in_contiguous();
+  const bool half_each = score_on_input(op) || op.activation == Activation::clamped_swiglu;
+  const bool common = op.dy.dtype == DType::bfloat16 && op.activation == Activation::swiglu && !score_on_input(op) &&
+                      weight_half(op.w_down, 1, 0).in_contiguous();
   return settled(choose(Product::down_backward, {op.z.size(0), op.expert_offsets.size(0) - 1, op.dy.size(1), width_of(op)}),
-                 common, first, {Kernel::tile_256_pair});
+                 common, half_each ? Kernel::tile_128 : Kernel::tile_128_ping_pong, {Kernel::tile_256_pair});
 }
 
-template <class Element, GemmConfig kConfig, bool kMnMajor, class Act>
+template <GemmConfig kConfig, bool kMnMajor, class Act, bool kScoreOnInput, class Element>
 void launch_down(const DownBackward& op, GemmArguments<Element>& a, void* stream) {
   using Gemm = Operands<Element, kConfig, Left::gathered_rows, kMnMajor ? Right::panels : Right::rows, Halves::none>;
   a.right[0] = weight_map(weight_half(op.w_down, 1, 0), 64, kMnMajor ? kTileK / Gemm::kCluster : Gemm::kTileN / 2);
-  launch_gemm<Gemm, DownBackwardEpilogue<Gemm, Act>>(DownBackward::kName, a, static_cast<int>(ceil_div(a.n_size, Gemm::kTileN)),
-                                                     op.dy.device.index, stream);
+  launch_gemm<Gemm, DownBackwardEpilogue<Gemm, Act, kScoreOnInput>>(
+      DownBackward::kName, a, static_cast<int>(ceil_div(a.n_size, Gemm::kTileN)), op.dy.device.index, stream);
+}
+
+/// The kernel of one activation.
+template <class Act, class Element>
+void launch_activation(const DownBackward& op, Kernel kernel, GemmArguments<Element>& a, void* stream) {
+  // MN-major where n, which is I, is the contiguous axis of the weight.
+  const bool mn_major = weight_half(op.w_down, 1, 0).in_contiguous();
+  if constexpr (std::is_same_v<Act, Swiglu> && kCommon<Element>)
+    if (kernel == Kernel::tile_256_pair) return launch_down<kTile256ThreePair, true, Act, false>(op, a, stream);
+  // Scores on the input, and clamping, take more registers than two tiles in turn leave: half a tile each.
+  constexpr GemmConfig kConfig = std::is_same_v<Act, ClampedSwiglu> ? kTile128 : kTile128PingPong;
+  if (score_on_input(op)) {
+    if (mn_major) launch_down<kTile128, true, Act, true>(op, a, stream);
+    else launch_down<kTile128, false, Act, true>(op, a, stream);
+  } else {
+    if (mn_major) launch_down<kConfig, true, Act, false>(op, a, stream);
+    else launch_down<kConfig, false, Act, false>(op, a, stream);
+  }
 }
 
 template <class Element>
@@ -46,19 +66,8 @@ void run_down(const DownBackward& op, const Execution& execution) {
   }
   a.dot_parts = op.dscores.defined() ? reinterpret_cast<float*>(execution.workspace) : nullptr;
 
-  void* stream = execution.stream;
-  const bool n_contiguous = weight_half(op.w_down, 1, 0).in_contiguous();  // MN-major here: n is I, the weight's in axis
-  dispatch_activation(op.activation, [&](auto act) {
-    using Act = decltype(act);
-    if constexpr (std::is_same_v<Act, Swiglu>) {
-      if (!n_contiguous) return launch_down<Element, kTile128PingPong, false, Act>(op, a, stream);
-      if constexpr (kCommon<Element>)
-        if (choice.kernel == Kernel::tile_256_pair) return launch_down<Element, kTile256ThreePair, true, Act>(op, a, stream);
-    }
-    // Clamping takes more registers than two tiles in turn leave: half a tile each.
-    constexpr GemmConfig kConfig = std::is_same_v<Act, ClampedSwiglu> ? kTile128 : kTile128PingPong;
-    launch_down<Element, kConfig, true, Act>(op, a, stream);
-  });
+  dispatch_activation(op.activation,
+                      [&](auto act) { launch_activation<decltype(act)>(op, choice.kernel, a, execution.stream); });
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Epilogue of down_backward: the tile is da' = dy[row_token] w_down; with z loaded by TMA in 64 x 64 pieces,
 //   ds += <da', a>;  da = s da';  dz = act'(z) da;  a' = s a        with a = act(z)
-// for scores on the output or inside; scores on the input take more registers than are left and go to mma.sync.
+// for scores on the output or inside; on the input (kScoreOnInput)
+//   da = da';  dz = s act'(s z) da;  a' = a;  ds += <act'(s z) da, z>    with a = act(s z)
 // A ring of z pieces (gate and up tile each) is filled ahead; dz overwrites the tiles it came from before they are stored. Rows
 // are private to a warp, so within a piece __syncwarp is enough. Each (row, n tile) has one partial ds, summed later in fixed
 // order.
@@ -12,10 +13,11 @@
 namespace intarsia::cuda::sm90 {
 
 /// Act is one activation, not a choice at run time: sixteen switches in the unrolled loop below compile for minutes.
-template <class Op, class Act>
+template <class Op, class Act, bool kScoreOnInput>
 class DownBackwardEpilogue : public NothingPending {
   static constexpr bool kGated = Act::kGated;
   static constexpr int kSlots = Op::kConfig.z_slots, kColumnPieces = Op::kTileN / 64, kPieces = Op::kBlocksM * kColumnPieces;
+  static constexpr int kScores = 2 * Op::kBlocksM;
   static constexpr int kSlotTiles = kGated ? 2 : 1, kSlotBytes = kSlotTiles * kStoreTileBytes;
 
  public:
@@ -58,6 +60,8 @@ class DownBackwardEpilogue : public NothingPending {
         ptx::barrier_wait(barriers_ + slot_ * 8, (phases_ >> slot_) & 1);
         phases_ ^= 1u << slot_;
         __syncwarp();
+        // Scores on the input leave no registers for a' to wait in until its tile is free, so the piece waits for it.
+        if constexpr (kScoreOnInput) free_a_tile();
         std::uint32_t a_pairs[16];
         static_for<4>([&](auto quarter) {
           constexpr int j = decltype(quarter)::value;
@@ -70,10 +74,13 @@ class DownBackwardEpilogue : public NothingPending {
             __syncwarp();
           }
           transform(z_tile, j, &acc[m][c * 32 + 8 * j], score, dot, &a_pairs[4 * j]);
+          if constexpr (kScoreOnInput)
+            if (a_.store_a) put_quarter(a_tile_, me_, j, &a_pairs[4 * j]);
         });
-        if (me_.leads()) ptx::wait_stores_read<0>();  // the a' tile is free
-        me_.sync();
-        if (a_.store_a) put_tile(a_tile_, me_, a_pairs);
+        if constexpr (!kScoreOnInput) {
+          free_a_tile();
+          if (a_.store_a) put_tile(a_tile_, me_, a_pairs);
+        }
         ptx::fence_async_proxy();
         me_.sync();
         const int column = tile.n * Op::kTileN + c * 64;
@@ -95,7 +102,11 @@ class DownBackwardEpilogue : public NothingPending {
   }
 
  private:
-  static constexpr int kScores = 2 * Op::kBlocksM;
+  /// The stores of the piece before have read the tile of a'.
+  __device__ void free_a_tile() const {
+    if (me_.leads()) ptx::wait_stores_read<0>();
+    me_.sync();
+  }
 
   /// body(i, row, whether the expert has it) for the rows of this thread.
   template <class Body>
@@ -126,7 +137,7 @@ class DownBackwardEpilogue : public NothingPending {
     std::uint32_t gate[4], up[4] = {};
     ptx::load_matrix(place, gate);
     if constexpr (kGated) ptx::load_matrix(place + kStoreTileBytes, up);
-    constexpr ScorePlacement kOn = ScorePlacement::output;  // inside is the same here
+    constexpr ScorePlacement kOn = kScoreOnInput ? ScorePlacement::input : ScorePlacement::output;  // inside is as output here
 #pragma unroll
     for (int x = 0; x < 4; ++x) {
       const int half = x & 1;

@@ -38,12 +38,14 @@ struct ConsumerThread {
   __device__ void sync() const { ptx::named_sync(6 + warpgroup, 128); }
 };
 
-/// Writes 64 columns of packed pairs as rows of a staging tile.
+/// Writes columns 16j to 16j + 15, packed in 4 pairs, as rows of a staging tile.
+__device__ __forceinline__ void put_quarter(std::uint32_t tile, const ConsumerThread& me, int j, const std::uint32_t* pairs) {
+  ptx::store_matrix(store_place(tile, me.warp, me.lane, j), pairs[0], pairs[1], pairs[2], pairs[3]);
+}
+/// The same for 64 columns, 16 pairs.
 __device__ __forceinline__ void put_tile(std::uint32_t tile, const ConsumerThread& me, const std::uint32_t (&pairs)[16]) {
 #pragma unroll
-  for (int j = 0; j < 4; ++j)
-    ptx::store_matrix(store_place(tile, me.warp, me.lane, j), pairs[4 * j], pairs[4 * j + 1], pairs[4 * j + 2],
-                      pairs[4 * j + 3]);
+  for (int j = 0; j < 4; ++j) put_quarter(tile, me, j, &pairs[4 * j]);
 }
 /// The same, transposed: row n of the staging tile is column n of the piece.
 __device__ __forceinline__ void put_tile_transposed(std::uint32_t tile, const ConsumerThread& me,
