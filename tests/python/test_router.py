@@ -189,10 +189,12 @@ def test_losses(tokens, experts, data):
     options = {"normalisation": normalisation, "scores": family, "token_mask": mask}
     got = losses.load_balance_loss(a, ids, **options), losses.z_loss(a, token_mask=mask)
     ref = reference.load_balance_loss(b, ids, **options), reference.z_loss(b, token_mask=mask)
+    # Terms of a gradient are at most this large, 10 for a logsumexp's, and may cancel.
+    terms = 3 * max(experts, 10) / max(1, tokens if mask is None else int(mask.sum()))
     for u, v in zip(got, ref, strict=True):
         torch.testing.assert_close(u.double(), v, rtol=2e-6, atol=2e-6)
         (du,), (dv,) = torch.autograd.grad(3 * u, a), torch.autograd.grad(3 * v, b)
-        torch.testing.assert_close(du.double(), dv.nan_to_num(), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(du.double(), dv.nan_to_num(), rtol=1e-5, atol=1e-6 * max(1, terms))
 
 
 @pytest.mark.parametrize("k", [1, 2, 8])
