@@ -9,6 +9,9 @@
 
 namespace intarsia::cuda {
 
+/// Gate and up rows are told apart only where the weight does so: two tensors, or blocks. One plain matrix (G*I, in) is one.
+inline int halves_of(const Weights& w) { return w.second.defined() || w.gate_block > 0 ? 2 : 1; }
+
 /// Where column j of [gate, up] lies on the caller's out axis.
 struct OutAxis {
   int width = 0;  ///< gates

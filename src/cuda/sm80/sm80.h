@@ -5,12 +5,9 @@
 #include <string>
 
 #include "base/execution.h"
-#include "intarsia/ops.h"
+#include "cuda/products.h"
 
 namespace intarsia::cuda::sm80 {
-
-#define INTARSIA_FOR_EACH_PRODUCT(X) \
-  X(UpForward) X(DownForward) X(DownBackward) X(DownWeightBackward) X(UpBackward) X(UpWeightBackward)
 
 #define INTARSIA_DECLARE(Op)                                     \
   /** False: `why_not` says in words what these kernels need. */ \

@@ -1,10 +1,9 @@
 // What the mma.sync kernels can take: 16-bit elements in rows of whole 16-byte chunks. Everything else is a reason in words.
 #include <cstdint>
-#include <initializer_list>
 
 #include "cuda/expert_weights.h"
-#include "cuda/reason.h"
 #include "cuda/sm80/sm80.h"
+#include "cuda/supports.h"
 
 namespace intarsia::cuda::sm80 {
 namespace {
@@ -12,12 +11,14 @@ namespace {
 class Reason : public cuda::Reason {
  public:
   Reason() : cuda::Reason("mma.sync") {}
-  void weights(const char* name, const Weights& w) {
+  void rows_exist(std::int64_t) {}
+  void gathered(const char* name, const TensorView& v) { rows(name, v); }
+  void weights(const char* name, const Weights& w, int) {
     need(contiguous_axis(w) != Contiguous::neither, name,
-         ": one axis of its matrices must be contiguous in runs of 16 aligned "
-         "bytes (if it is the out axis, with gates and ups "
+         ": one axis of its matrices must be contiguous in runs of 16 aligned bytes (if it is the out axis, with gates and ups "
          "in turn or in blocks of a multiple of 8)");
   }
+  void gradient(const char*, const Weights&, int) {}  // any strides will do
 };
 
 bool contiguous_in(const TensorView& v, int axis, int other) {
@@ -37,72 +38,9 @@ Contiguous contiguous_axis(const Weights& w) {
   return w.gate_block % kChunk == 0 ? Contiguous::out : Contiguous::neither;
 }
 
-bool supports(const UpForward& op, std::string* why_not) {
-  Reason r;
-  r.dtype(op.x);
-  r.chunks("H", op.x.size(1));
-  r.chunks("I", op.a.size(1));
-  r.rows("x", op.x);
-  r.weights("w_up", op.w_up);
-  r.rows("z", op.z);
-  r.rows("a", op.a);
-  return r.verdict(why_not);
-}
-
-bool supports(const DownForward& op, std::string* why_not) {
-  Reason r;
-  r.dtype(op.a);
-  r.chunks("I", op.a.size(1));
-  r.chunks("H", op.rows.size(1));
-  r.rows("a", op.a);
-  r.weights("w_down", op.w_down);
-  r.rows("rows", op.rows);
-  return r.verdict(why_not);
-}
-
-bool supports(const DownBackward& op, std::string* why_not) {
-  Reason r;
-  r.dtype(op.dy);
-  r.chunks("H", op.dy.size(1));
-  r.chunks("I", op.z.size(1) / gate_factor(op.activation));
-  r.rows("dy", op.dy);
-  r.rows("z", op.z);
-  r.weights("w_down", op.w_down);
-  r.rows("dz", op.dz);
-  r.rows("a_scaled", op.a_scaled);
-  return r.verdict(why_not);
-}
-
-bool supports(const UpBackward& op, std::string* why_not) {
-  Reason r;
-  r.dtype(op.dz);
-  r.chunks("the width of dz", op.dz.size(1));
-  r.chunks("I", op.w_up.second.defined() || op.w_up.gate_block > 0 ? op.dz.size(1) / 2 : op.dz.size(1));
-  r.chunks("H", op.dx_rows.size(1));
-  r.rows("dz", op.dz);
-  r.weights("w_up", op.w_up);
-  r.rows("dx_rows", op.dx_rows);
-  return r.verdict(why_not);
-}
-
-bool supports(const DownWeightBackward& op, std::string* why_not) {
-  Reason r;
-  r.dtype(op.dy);
-  r.chunks("H", op.dy.size(1));
-  r.chunks("I", op.a_scaled.size(1));
-  r.rows("dy", op.dy);
-  r.rows("a_scaled", op.a_scaled);
-  return r.verdict(why_not);
-}
-
-bool supports(const UpWeightBackward& op, std::string* why_not) {
-  Reason r;
-  r.dtype(op.x);
-  r.chunks("H", op.x.size(1));
-  r.chunks("the width of dz", op.dz.size(1));
-  r.rows("x", op.x);
-  r.rows("dz", op.dz);
-  return r.verdict(why_not);
-}
+#define INTARSIA_DEFINE(Op) \
+  bool supports(const Op& op, std::string* why_not) { return supported<Reason>(op, why_not); }
+INTARSIA_FOR_EACH_PRODUCT(INTARSIA_DEFINE)
+#undef INTARSIA_DEFINE
 
 }  // namespace intarsia::cuda::sm80

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "base/execution.h"
-#include "intarsia/ops.h"
+#include "cuda/products.h"
 
 namespace intarsia::cuda::sm90 {
 
@@ -16,12 +16,7 @@ namespace intarsia::cuda::sm90 {
   std::size_t workspace_bytes(const Op&);                        \
   /** The kernel that run would launch. */                       \
   std::string explain(const Op&);
-INTARSIA_DECLARE(UpForward)
-INTARSIA_DECLARE(DownForward)
-INTARSIA_DECLARE(DownBackward)
-INTARSIA_DECLARE(DownWeightBackward)
-INTARSIA_DECLARE(UpBackward)
-INTARSIA_DECLARE(UpWeightBackward)
+INTARSIA_FOR_EACH_PRODUCT(INTARSIA_DECLARE)
 #undef INTARSIA_DECLARE
 
 }  // namespace intarsia::cuda::sm90

@@ -2,9 +2,9 @@
 #include <cstdint>
 #include <limits>
 
-#include "cuda/reason.h"
 #include "cuda/sm90/sm90.h"
 #include "cuda/sm90/weight_maps.h"
+#include "cuda/supports.h"
 
 namespace intarsia::cuda::sm90 {
 namespace {
@@ -38,85 +38,14 @@ class Reason : public cuda::Reason {
            h.block);
     }
   }
+  void gradient(const char* name, const Weights& w, int halves) { weights(name, w, halves); }
 };
-
-int halves_of(const Weights& w) { return w.second.defined() || w.gate_block > 0 ? 2 : 1; }
 
 }  // namespace
 
-bool supports(const UpForward& op, std::string* why_not) {
-  Reason r;
-  r.dtype(op.x);
-  r.rows_exist(op.a.size(0));
-  r.chunks("H", op.x.size(1));
-  r.chunks("I", op.a.size(1));
-  r.gathered("x", op.x);
-  r.weights("w_up", op.w_up, static_cast<int>(gate_factor(op.activation)));
-  r.rows("z", op.z);
-  r.rows("a", op.a);
-  return r.verdict(why_not);
-}
-
-bool supports(const DownForward& op, std::string* why_not) {
-  Reason r;
-  r.dtype(op.a);
-  r.rows_exist(op.a.size(0));
-  r.chunks("I", op.a.size(1));
-  r.chunks("H", op.rows.size(1));
-  r.rows("a", op.a);
-  r.weights("w_down", op.w_down, 1);
-  r.rows("rows", op.rows);
-  return r.verdict(why_not);
-}
-
-bool supports(const DownBackward& op, std::string* why_not) {
-  Reason r;
-  r.dtype(op.dy);
-  r.rows_exist(op.z.size(0));
-  r.chunks("H", op.dy.size(1));
-  r.chunks("I", op.z.size(1) / gate_factor(op.activation));
-  r.gathered("dy", op.dy);
-  r.weights("w_down", op.w_down, 1);
-  r.rows("z", op.z);
-  r.rows("dz", op.dz);
-  r.rows("a_scaled", op.a_scaled);
-  return r.verdict(why_not);
-}
-
-bool supports(const UpBackward& op, std::string* why_not) {
-  Reason r;
-  r.dtype(op.dz);
-  r.rows_exist(op.dz.size(0));
-  r.chunks("I", op.dz.size(1) / halves_of(op.w_up));
-  r.chunks("H", op.dx_rows.size(1));
-  r.rows("dz", op.dz);
-  r.weights("w_up", op.w_up, halves_of(op.w_up));
-  r.rows("dx_rows", op.dx_rows);
-  return r.verdict(why_not);
-}
-
-bool supports(const DownWeightBackward& op, std::string* why_not) {
-  Reason r;
-  r.dtype(op.dy);
-  r.rows_exist(op.a_scaled.size(0));
-  r.chunks("H", op.dy.size(1));
-  r.chunks("I", op.a_scaled.size(1));
-  r.gathered("dy", op.dy);
-  r.rows("a_scaled", op.a_scaled);
-  r.weights("dw_down", op.dw_down, 1);
-  return r.verdict(why_not);
-}
-
-bool supports(const UpWeightBackward& op, std::string* why_not) {
-  Reason r;
-  r.dtype(op.x);
-  r.rows_exist(op.dz.size(0));
-  r.chunks("H", op.x.size(1));
-  r.chunks("I", op.dz.size(1) / halves_of(op.dw_up));
-  r.gathered("x", op.x);
-  r.rows("dz", op.dz);
-  r.weights("dw_up", op.dw_up, halves_of(op.dw_up));
-  return r.verdict(why_not);
-}
+#define INTARSIA_DEFINE(Op) \
+  bool supports(const Op& op, std::string* why_not) { return supported<Reason>(op, why_not); }
+INTARSIA_FOR_EACH_PRODUCT(INTARSIA_DEFINE)
+#undef INTARSIA_DEFINE
 
 }  // namespace intarsia::cuda::sm90

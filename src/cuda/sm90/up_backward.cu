@@ -8,10 +8,6 @@
 namespace intarsia::cuda::sm90 {
 namespace {
 
-/// Gate and up are told apart only where the weight does; one plain matrix (G*I, H) is the same product without halves, if I
-/// allows.
-int halves_of(const UpBackward& op) { return op.w_up.second.defined() || op.w_up.gate_block > 0 ? 2 : 1; }
-
 Choice choice_of(const UpBackward& op) {
   const bool common = op.dz.dtype == DType::bfloat16 && weight_half(op.w_up, 1, 0).in_contiguous();
   return settled(
@@ -46,7 +42,7 @@ void launch_halves(const UpBackward& op, GemmArguments<Element>& a, Kernel kerne
 template <class Element>
 void run_up(const UpBackward& op, const Execution& execution) {
   const Choice choice = choice_of(op);
-  const int halves = halves_of(op);
+  const int halves = halves_of(op.w_up);
   const std::int64_t width = op.dz.size(1) / halves;
   auto a = gemm_arguments<Element>(op.expert_offsets, op.dz.size(0), choice.raster);
   a.k_size = static_cast<int>(width);

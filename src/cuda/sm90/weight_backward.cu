@@ -96,7 +96,7 @@ void run(const DownWeightBackward& op, const Execution& execution) {
 }
 
 void run(const UpWeightBackward& op, const Execution& execution) {
-  const int halves = op.dw_up.second.defined() || op.dw_up.gate_block > 0 ? 2 : 1;
+  const int halves = halves_of(op.dw_up);
   run_product({UpWeightBackward::kName, op.x, op.row_token, op.dz, op.expert_offsets, op.dw_up, halves, true, op.accumulate,
                op.grad_scale, choice_of(op)},
               execution.stream);
