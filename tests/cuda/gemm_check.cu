@@ -1,6 +1,7 @@
 // Checks the six products and the layer of src/cuda against the reference backend, and times the products.
-//   gemm_check [--quick] [name..]      every case whose name or operation contains one of the names; --quick: the small ones
-//   only gemm_check --bench [name..]        TFLOP/s of each product at qwen3-30b and mixtral, random data, median of 11
+//   gemm_check [--quick] [--path NAME] [name..]    every case whose name or operation contains one of the names; --quick: the
+//                                                  small ones; --path: on one path alone (general, sm80, sm90; cuda: the layer)
+//   gemm_check --bench [name..]                    TFLOP/s of each product at qwen3-30b and mixtral, random data, median of 11
 // Prints a line per check, ends with 1 when one failed.
 #include <chrono>
 #include <functional>
@@ -21,6 +22,7 @@ namespace sm80 = cuda::sm80;
 
 int failures = 0, checks = 0;
 std::vector<std::string> wanted;
+std::string wanted_path;
 
 bool want(const std::string& text) {
   return wanted.empty() ||
@@ -46,7 +48,9 @@ struct Path {
 template <class Op>
 std::vector<Path<Op>> paths_of(const Op& op) {
   std::vector<Path<Op>> paths;
-  const auto add = [&](const char* name, auto bytes, auto run) { paths.push_back({name, bytes, run}); };
+  const auto add = [&](const char* name, auto bytes, auto run) {
+    if (wanted_path.empty() || wanted_path == name) paths.push_back({name, bytes, run});
+  };
   constexpr bool kLayer = std::is_same_v<Op, LayerForward> || std::is_same_v<Op, LayerBackward>;
   if constexpr (!kLayer) {
     add(
@@ -70,9 +74,11 @@ std::vector<Path<Op>> paths_of(const Op& op) {
 template <class Op>
 void check(const Case& c, const Op& on_host, const Op& on_device, std::vector<Output> outputs, double loose = 0) {
   if (!want(c.name) && !want(Op::kName)) return;
+  const std::vector<Path<Op>> paths = paths_of(on_device);
+  if (paths.empty()) return;
   for (const Output& o : outputs) o.tensor->start();
   reference::run(on_host, {});
-  for (const auto& path : paths_of(on_device)) {
+  for (const auto& path : paths) {
     const std::string name = std::string(Op::kName) + " " + path.name + " " + c.name;
     const std::size_t bytes = path.workspace_bytes(on_device);
     std::byte* workspace = nullptr;
@@ -358,6 +364,7 @@ int main(int count, char** arguments) {
     const std::string text = arguments[i];
     if (text == "--quick") quick = true;
     else if (text == "--bench") bench = true;
+    else if (text == "--path" && i + 1 < count) wanted_path = arguments[++i];
     else wanted.push_back(text);
   }
   if (bench) return bench_products(want);

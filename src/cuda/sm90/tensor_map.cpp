@@ -36,7 +36,8 @@ CUtensorMapDataType type_of(DType dtype) {
 
 CUtensorMap encode(const MapLayout& m) {
   static_assert(sizeof(cuuint64_t) == sizeof(m.dims[0]) && sizeof(cuuint32_t) == sizeof(m.box[0]));
-  CUtensorMap map;
+  // Not the caller's temporary: g++ 12 may put that at a multiple of 16, and the encoder wants one of 64.
+  static thread_local CUtensorMap map;
   const cuuint32_t steps[4] = {1, 1, 1, 1};
   const CUresult result = encoder()(&map, type_of(m.dtype), 4, const_cast<void*>(m.data), m.dims, m.strides, m.box, steps,
                                     CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,

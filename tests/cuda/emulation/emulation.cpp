@@ -1,16 +1,9 @@
-// The fibres, and the part of the CUDA runtime that the kernels' launchers and the test drivers call.
-#include "emulation.h"
-
-#include <cuda.h>
-#include <sys/mman.h>
-#include <unistd.h>
+// The fibres: threads that run in turn until they wait.
+#include "fibres.h"
 
 #include <cstdio>
 #include <cstdlib>
-#include <deque>
-#include <map>
-#include <memory>
-#include <vector>
+#include <string>
 
 #if !defined(__x86_64__)
 #error "the fibres of this emulation switch stacks on x86-64 only"
@@ -44,55 +37,24 @@ dim3 threadIdx, blockIdx, gridDim, blockDim;
 namespace emulation {
 
 Thread* thread = nullptr;
-Copies copies = Copies::late;
-bool reversed = false;
+When copies = When::late, reads = When::late;
+bool reversed = false, hopper = false;
 
 namespace {
 
-struct Copy {
-  std::uint32_t to;
-  const void* from;
-  int bytes;
-};
-
-struct Warp {
-  int generation = 0, arrived = 0;
-  alignas(64) unsigned char slots[2][kWarp * kSlotBytes];
-};
-
-struct Fibre : Thread {
-  std::unique_ptr<unsigned char[]> stack;
-  void* pointer = nullptr;
-  const int* waits_for = nullptr;  // runnable when *waits_for differs from `seen`
-  int seen = 0;
-  bool done = false;
-  int gathering = 0;
-  std::vector<Copy> open;
-  std::deque<std::vector<Copy>> groups;
+struct Landing {
+  Block* block;
+  std::uint32_t barrier;
+  std::function<void()> land;
 };
 
 constexpr std::size_t kStackBytes = 128 * 1024;
-std::vector<Fibre> fibres;  // as many as the largest block had: their stacks are kept
-std::vector<Warp> warps;
-std::vector<unsigned char> shared;
+std::vector<Fibre> fibres;  // as many as the largest cluster had: their stacks are kept
+std::vector<Block> cluster;
+std::deque<Landing> landings;
 const std::function<void()>* body_of_block = nullptr;
 void* scheduler = nullptr;
-int block_generation = 0, block_arrived = 0, alive = 0;
-
-Fibre& self() { return *static_cast<Fibre*>(thread); }
-
-void yield_until(const int& counter, int seen) {
-  Fibre& f = self();
-  f.waits_for = &counter;
-  f.seen = seen;
-  emulation_switch(&f.pointer, scheduler);
-}
-
-void perform(const Copy& c) {
-  if (c.to % 16 != 0 || c.to + 16 > shared.size()) fail("cp.async outside of shared memory");
-  std::memset(shared.data() + c.to, 0, 16);
-  std::memcpy(shared.data() + c.to, c.from, static_cast<std::size_t>(c.bytes));
-}
+int alive = 0;
 
 void entry() {
   (*body_of_block)();
@@ -101,13 +63,16 @@ void entry() {
     if (!group.empty()) fail("a thread ends with copies under way");
   if (!f.open.empty()) fail("a thread ends with copies it never committed");
   f.groups.clear();
+  finish_wgmma(f);
+  finish_stores(f);
   f.done = true;
   --alive;
+  --f.home->alive;
   emulation_switch(&f.pointer, scheduler);
 }
 
 void prepare(Fibre& f) {
-  if (!f.stack) f.stack = std::make_unique<unsigned char[]>(kStackBytes);
+  if (!f.stack) f.stack = std::make_unique_for_overwrite<unsigned char[]>(kStackBytes);
   auto top = reinterpret_cast<std::uintptr_t>(f.stack.get() + kStackBytes) / 16 * 16 - 64;
   auto* slots = reinterpret_cast<void**>(top);  // six registers, then the address that ret takes
   slots -= 6;
@@ -117,92 +82,186 @@ void prepare(Fibre& f) {
   f.waits_for = nullptr;
   f.done = false;
   f.gathering = 0;
+  f.issued = 0;
+  f.unfenced.clear();
 }
 
-void run_block(int count) {
+void resume(Fibre& f) {
+  f.waits_for = nullptr;
+  thread = &f;
+  threadIdx = f.index;
+  blockIdx = f.block;
+  gridDim = f.blocks;
+  blockDim = f.threads;
+  emulation_switch(&scheduler, f.pointer);
+  thread = nullptr;
+}
+
+/// Everything that the barrier of the oldest landing is told of.
+bool land_some() {
+  if (landings.empty()) return false;
+  Block* const block = landings.front().block;
+  const std::uint32_t barrier = landings.front().barrier;
+  std::deque<Landing> others;
+  for (Landing& l : landings) {
+    if (l.block == block && l.barrier == barrier) l.land();
+    else others.push_back(std::move(l));
+  }
+  landings.swap(others);
+  return true;
+}
+
+[[noreturn]] void fail_waiting() {
+  std::map<std::string, int> waiting;
+  for (const Fibre& f : fibres)
+    if (f.home != nullptr && !f.done) ++waiting["block " + std::to_string(f.block.x) + " at " + f.waits_at];
+  for (const auto& [where, count] : waiting) std::fprintf(stderr, "emulation: %d threads of %s\n", count, where.c_str());
+  for (const Block& block : cluster)
+    for (const auto& [address, m] : block.mbarriers)
+      if (m.pending != m.expected || m.bytes != 0)
+        std::fprintf(stderr, "emulation: mbarrier %u of CTA %u waits for %d of %d arrivals and %ld bytes\n", address, block.rank,
+                     m.pending, m.expected, static_cast<long>(m.bytes));
+  fail("threads wait for each other: a barrier or a warp operation that not all reach");
+}
+
+void run_cluster(int count) {
   while (alive > 0) {
     bool progress = false;
     for (int i = 0; i < count; ++i) {
       Fibre& f = fibres[static_cast<std::size_t>(reversed ? count - 1 - i : i)];
       if (f.done || (f.waits_for != nullptr && *f.waits_for == f.seen)) continue;
-      f.waits_for = nullptr;
-      thread = &f;
-      threadIdx = f.index;
-      blockIdx = f.block;
-      gridDim = f.blocks;
-      blockDim = f.threads;
-      emulation_switch(&scheduler, f.pointer);
+      resume(f);
       progress = true;
     }
-    if (!progress) fail("threads wait for each other: a barrier or a warp operation that not all reach");
+    if (!progress && !land_some()) fail_waiting();
+  }
+  if (!landings.empty()) fail("a block ends with copies under way");
+  finish_cluster();
+}
+
+void prepare_block(const Grid& grid, std::uint32_t rank, dim3 place) {
+  const int count = static_cast<int>(grid.threads.x);
+  Block& b = cluster[rank];
+  b.rank = rank;
+  b.alive = count;
+  b.shared.assign(grid.shared_bytes, 0xff);
+  b.unfenced.assign(grid.shared_bytes / 16 + 1, nullptr);
+  b.warps.resize(static_cast<std::size_t>((count + kWarp - 1) / kWarp));
+  for (Warp& w : b.warps) w.arrived = 0, w.performed = 0;
+  b.wgmma.assign(b.warps.size() / 4 + 1, {});
+  b.mbarriers.clear();
+  b.named = {};
+  for (int i = 0; i < count; ++i) {
+    Fibre& f = fibres[rank * grid.threads.x + static_cast<unsigned>(i)];
+    f.home = &b;
+    f.index = dim3(static_cast<unsigned>(i), 0, 0);
+    f.block = place;
+    f.blocks = grid.blocks;
+    f.threads = grid.threads;
+    f.lane = i % kWarp;
+    f.warp = i / kWarp;
+    prepare(f);
   }
 }
 
 }  // namespace
 
 void fail(const char* what) {
-  std::fprintf(stderr, "emulation: %s\n", what);
+  std::fprintf(stderr, "emulation: %s", what);
+  if (thread) std::fprintf(stderr, " (block %u, thread %u)", blockIdx.x, threadIdx.x);
+  std::fprintf(stderr, "\n");
   std::abort();
 }
 
-void run(dim3 blocks, dim3 threads, std::size_t shared_bytes, const std::function<void()>& body) {
-  const int count = static_cast<int>(threads.x);
-  fibres.resize(std::max(fibres.size(), static_cast<std::size_t>(count)));
-  warps.resize(static_cast<std::size_t>((count + kWarp - 1) / kWarp));
+std::vector<Block>& blocks_of_cluster() { return cluster; }
+
+void run(const Grid& grid, const std::function<void()>& body) {
+  if (grid.blocks.x % grid.cluster != 0) fail("a grid that is not made of whole clusters");
+  const unsigned count = grid.threads.x * grid.cluster;
+  for (Fibre& f : fibres) f.home = nullptr;
+  fibres.resize(std::max<std::size_t>(fibres.size(), count));
+  cluster.resize(grid.cluster);
   body_of_block = &body;
-  for (unsigned z = 0; z < blocks.z; ++z)
-    for (unsigned y = 0; y < blocks.y; ++y)
-      for (unsigned x = 0; x < blocks.x; ++x) {
-        shared.assign(shared_bytes, 0xff);
-        block_arrived = 0;
-        for (Warp& w : warps) w.arrived = 0;
-        for (int i = 0; i < count; ++i) {
-          Fibre& f = fibres[static_cast<std::size_t>(i)];
-          f.index = dim3(static_cast<unsigned>(i), 0, 0);
-          f.block = dim3(x, y, z);
-          f.blocks = blocks;
-          f.threads = threads;
-          f.lane = i % kWarp;
-          f.warp = i / kWarp;
-          prepare(f);
-        }
-        alive = count;
-        run_block(count);
+  for (unsigned z = 0; z < grid.blocks.z; ++z)
+    for (unsigned y = 0; y < grid.blocks.y; ++y)
+      for (unsigned x = 0; x < grid.blocks.x; x += grid.cluster) {
+        for (unsigned rank = 0; rank < grid.cluster; ++rank) prepare_block(grid, rank, dim3(x + rank, y, z));
+        alive = static_cast<int>(count);
+        run_cluster(static_cast<int>(count));
       }
 }
 
-void block_barrier() {
-  if (++block_arrived == alive) {
-    block_arrived = 0;
-    ++block_generation;
-    return;
+void yield_until_changed(const int& counter, int seen, const char* what) {
+  Fibre& f = self();
+  f.waits_for = &counter;
+  f.seen = seen;
+  f.waits_at = what;
+  emulation_switch(&f.pointer, scheduler);
+}
+
+void meet(Rendezvous& r, int threads, bool wait, const char* what) {
+  if (r.arrived > 0 && r.threads != threads) fail("a barrier of which threads expect different numbers of others");
+  r.threads = threads;
+  if (++r.arrived == threads) {
+    r.arrived = 0;
+    ++r.generation;
+  } else if (wait) {
+    yield_until_changed(r.generation, r.generation, what);
   }
-  yield_until(block_generation, block_generation);
+}
+
+void block_barrier() {
+  Block& block = *self().home;
+  block.named[0].threads = block.alive;  // threads that have ended are not waited for
+  meet(block.named[0], block.alive, true, "__syncthreads");
 }
 
 const unsigned char* gather_warp(const void* mine, std::size_t bytes) {
   if (bytes > kSlotBytes) fail("too many bytes for a warp's gathering");
   Fibre& f = self();
-  Warp& w = warps[static_cast<std::size_t>(f.warp)];
+  Warp& w = f.home->warps[static_cast<std::size_t>(f.warp)];
   unsigned char* slots = w.slots[f.gathering++ % 2];
   if (bytes > 0) std::memcpy(slots + f.lane * kSlotBytes, mine, bytes);
   if (++w.arrived == kWarp) {
     w.arrived = 0;
     ++w.generation;
   } else {
-    yield_until(w.generation, w.generation);
+    yield_until_changed(w.generation, w.generation, "a warp operation");
   }
   return slots;
 }
 
-unsigned char* shared_memory() { return shared.data(); }
-std::size_t shared_bytes() { return shared.size(); }
+// ---- shared memory and cp.async
+
+unsigned char* shared_memory() { return self().home->shared.data(); }
+
+std::uint32_t shared_address(const void* pointer) {
+  return static_cast<std::uint32_t>(static_cast<const unsigned char*>(pointer) - shared_memory()) + kSharedBase;
+}
+
+unsigned char* shared_at(Block& block, std::uint32_t address, std::size_t bytes, const char* what) {
+  const bool inside = address >= kSharedBase && address - kSharedBase + bytes <= block.shared.size();
+  if (!inside || address % bytes != 0) {
+    std::fprintf(stderr, "emulation: %s at shared address %u\n", what, address);
+    fail("outside of shared memory, or not aligned");
+  }
+  return block.shared.data() + (address - kSharedBase);
+}
+unsigned char* shared_at(std::uint32_t address, std::size_t bytes, const char* what) {
+  return shared_at(*self().home, address, bytes, what);
+}
+
+void perform(Block& block, const Copy& c) {
+  unsigned char* const to = shared_at(block, c.to, 16, "cp.async");
+  std::memset(to, 0, 16);
+  std::memcpy(to, c.from, static_cast<std::size_t>(c.bytes));
+}
 
 void copy_async(std::uint32_t to, const void* from, int bytes) {
   if (reinterpret_cast<std::uintptr_t>(from) % 16 != 0) fail("cp.async from an address that is not a multiple of 16");
   volatile unsigned char touch = *static_cast<const unsigned char*>(from);
   (void)touch;
-  if (copies == Copies::early) perform({to, from, bytes});
+  if (copies == When::early) perform(*self().home, {to, from, bytes});
   else self().open.push_back({to, from, bytes});
 }
 
@@ -215,92 +274,14 @@ void commit_copies() {
 void wait_copies(int pending) {
   Fibre& f = self();
   while (static_cast<int>(f.groups.size()) > pending) {
-    for (const Copy& c : f.groups.front()) perform(c);
+    for (const Copy& c : f.groups.front()) perform(*f.home, c);
     f.groups.pop_front();
   }
 }
 
+void land(Block& block, std::uint32_t barrier, std::function<void()> landing) {
+  if (copies == When::early) landing();
+  else landings.push_back({&block, barrier, std::move(landing)});
+}
+
 }  // namespace emulation
-
-// ---- the CUDA runtime
-
-namespace {
-
-std::map<void*, std::pair<void*, std::size_t>> mappings;  // pointer -> mapping
-
-}  // namespace
-
-extern "C" {
-
-cudaError_t cudaMalloc(void** pointer, size_t bytes) {
-  const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-  const std::size_t used = (bytes + 15) / 16 * 16, pages = (used + page - 1) / page * page;
-  void* base = mmap(nullptr, pages + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (base == MAP_FAILED) return cudaErrorMemoryAllocation;
-  mprotect(static_cast<char*>(base) + pages, page, PROT_NONE);
-  *pointer = static_cast<char*>(base) + pages - used;
-  mappings[*pointer] = {base, pages + page};
-  return cudaSuccess;
-}
-cudaError_t cudaFree(void* pointer) {
-  const auto found = mappings.find(pointer);
-  if (found == mappings.end()) return pointer ? cudaErrorInvalidValue : cudaSuccess;
-  munmap(found->second.first, found->second.second);
-  mappings.erase(found);
-  return cudaSuccess;
-}
-cudaError_t cudaMallocAsync(void** pointer, size_t bytes, cudaStream_t) { return cudaMalloc(pointer, bytes); }
-cudaError_t cudaFreeAsync(void* pointer, cudaStream_t) { return cudaFree(pointer); }
-cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
-  std::memcpy(to, from, bytes);
-  return cudaSuccess;
-}
-cudaError_t cudaMemset(void* to, int value, size_t bytes) {
-  std::memset(to, value, bytes);
-  return cudaSuccess;
-}
-cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t) { return cudaMemset(to, value, bytes); }
-cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
-cudaError_t cudaGetLastError() { return cudaSuccess; }
-const char* cudaGetErrorString(cudaError_t) { return "an error of the emulation"; }
-cudaError_t cudaGetDevice(int* index) {
-  *index = 0;
-  return cudaSuccess;
-}
-/// What is asked for are calls about contexts, and there is one device: all of them succeed and do nothing.
-cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** function, unsigned, unsigned long long,
-                                             cudaDriverEntryPointQueryResult*) {
-  *function = reinterpret_cast<void*>(+[] { return CUDA_SUCCESS; });
-  return cudaSuccess;
-}
-cudaError_t cudaGetDeviceCount(int* count) {
-  *count = 1;
-  return cudaSuccess;
-}
-cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
-  switch (attribute) {
-    case cudaDevAttrMultiProcessorCount: *value = 2; break;  // few CTAs, so that each takes several tiles
-    case cudaDevAttrComputeCapabilityMajor: *value = 8; break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = 163 * 1024; break;
-    default: *value = 0;
-  }
-  return cudaSuccess;
-}
-cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
-cudaError_t cudaEventCreate(cudaEvent_t*) { return cudaSuccess; }
-cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
-cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
-cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t, cudaEvent_t) {
-  *ms = 1.0f;
-  return cudaSuccess;
-}
-cudaError_t cudaStreamCreate(cudaStream_t* stream) {
-  *stream = nullptr;
-  return cudaSuccess;
-}
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) { return cudaStreamCreate(stream); }
-cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
-
-}  // extern "C"

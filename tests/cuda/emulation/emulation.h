@@ -1,7 +1,8 @@
-// Runs CUDA kernels on the CPU, one block at a time, a fibre per thread: a machine without a GPU can check what a kernel
-// computes, that its barriers and copies are waited for, and that it stays inside its buffers. Force-included (-include) before
-// kernel code that g++ compiles as C++; the PTX of src/cuda/sm80/ptx.h, routing/mma.cuh and fast_float.h is replaced by the
-// headers in shadow/. Allocations end at a page that cannot be touched, so that reading past the end faults.
+// Runs CUDA kernels on the CPU, one cluster of blocks at a time, a fibre per thread: a machine without a GPU can check what a
+// kernel computes, that its barriers and copies are waited for, and that it stays inside its buffers. Force-included (-include)
+// before kernel code that g++ compiles as C++; the PTX of src/cuda/sm80/ptx.h, sm90/ptx.h, sm90/wgmma.h, routing/mma.cuh and
+// fast_float.h is replaced by the headers in shadow/. Allocations end at a page that cannot be touched, so that reading past
+// the end faults. What the Hopper kernels need beside this: hopper.h.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -43,20 +44,30 @@ struct Thread {
 };
 extern Thread* thread;  // the running one
 
-/// Copies started by cp.async: at once, or as late as the waits allow. What is right must be right both ways.
-enum class Copies { early, late };
-extern Copies copies;
+/// When what a thread has started happens: at once, or as late as the waits allow. What is right must be right both ways.
+enum class When { early, late };
+extern When copies;  ///< into shared memory: cp.async, TMA loads
+extern When reads;   ///< of shared memory: wgmma, TMA stores
 /// Threads in ascending or descending order between barriers.
 extern bool reversed;
+/// The device is a Hopper GPU, else an Ampere one.
+extern bool hopper;
 
-void run(dim3 blocks, dim3 threads, std::size_t shared_bytes, const std::function<void()>& body);
+struct Grid {
+  dim3 blocks, threads;
+  unsigned cluster;  ///< blocks along x that run together
+  std::size_t shared_bytes;
+};
+void run(const Grid& grid, const std::function<void()>& body);
 
 void block_barrier();
 /// All lanes of a warp give `bytes` bytes; returns the 32 gifts, kSlotBytes apart, valid until the next but one gathering.
 const unsigned char* gather_warp(const void* mine, std::size_t bytes);
 
 unsigned char* shared_memory();
-std::size_t shared_bytes();
+std::uint32_t shared_address(const void* pointer);
+/// The block's shared memory at an address, which must be a multiple of `bytes`, a power of 2; `what` does so.
+unsigned char* shared_at(std::uint32_t address, std::size_t bytes, const char* what);
 void copy_async(std::uint32_t to, const void* from, int bytes);
 void commit_copies();
 void wait_copies(int pending);
@@ -69,7 +80,10 @@ const T& gift(const unsigned char* all, int lane) {
 
 template <class... Parameters, class... Arguments>
 cudaError_t launch_kernel(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...), const Arguments&... arguments) {
-  run(config->gridDim, config->blockDim, config->dynamicSmemBytes, [&] { kernel(arguments...); });
+  Grid grid{config->gridDim, config->blockDim, 1, config->dynamicSmemBytes};
+  for (unsigned i = 0; i < config->numAttrs; ++i)
+    if (config->attrs[i].id == cudaLaunchAttributeClusterDimension) grid.cluster = config->attrs[i].val.clusterDim.x;
+  run(grid, [&] { kernel(arguments...); });
   return cudaSuccess;
 }
 

@@ -9,7 +9,7 @@ namespace intarsia::cuda::sm80 {
 inline unsigned char* dynamic_shared() { return emulation::shared_memory(); }
 inline int thread_index() { return static_cast<int>(threadIdx.x); }
 inline std::uint32_t shared_address(const void* pointer) {
-  return static_cast<std::uint32_t>(static_cast<const unsigned char*>(pointer) - emulation::shared_memory());
+  return emulation::shared_address(pointer);
 }
 inline void copy_async(std::uint32_t to, const void* from, int bytes) { emulation::copy_async(to, from, bytes); }
 inline void commit_copies() { emulation::commit_copies(); }
@@ -22,11 +22,7 @@ template <bool kTranspose>
 void load_matrices(std::uint32_t address, std::uint32_t (&r)[4]) {
   const unsigned char* all = emulation::gather_warp(&address, sizeof address);
   const int lane = emulation::thread->lane;
-  const auto row = [&](int i) {
-    const std::uint32_t a = emulation::gift<std::uint32_t>(all, i);
-    if (a % 16 != 0 || a + 16 > emulation::shared_bytes()) emulation::fail("ldmatrix outside of shared memory");
-    return a;
-  };
+  const auto row = [&](int i) { return emulation::gift<std::uint32_t>(all, i); };
   for (int m = 0; m < 4; ++m) {
     unsigned banks = 0;
     for (int i = 0; i < 8; ++i) banks |= 1u << (row(8 * m + i) / 16 % 8);
@@ -34,16 +30,15 @@ void load_matrices(std::uint32_t address, std::uint32_t (&r)[4]) {
     std::uint16_t pair[2];
     for (int i = 0; i < 2; ++i) {
       const int line = kTranspose ? lane % 4 * 2 + i : lane / 4, column = kTranspose ? lane / 4 : lane % 4 * 2 + i;
-      std::memcpy(&pair[i], emulation::shared_memory() + row(8 * m + line) + 2 * column, 2);
+      std::memcpy(&pair[i], emulation::shared_at(row(8 * m + line), 16, "ldmatrix") + 2 * column, 2);
     }
     r[m] = pair[0] | static_cast<std::uint32_t>(pair[1]) << 16;
   }
 }
 
 inline std::uint64_t load_shared(std::uint32_t address) {
-  if (address % 8 != 0 || address + 8 > emulation::shared_bytes()) emulation::fail("ld.shared outside of shared memory");
   std::uint64_t bits;
-  std::memcpy(&bits, emulation::shared_memory() + address, 8);
+  std::memcpy(&bits, emulation::shared_at(address, 8, "ld.shared"), 8);
   return bits;
 }
 
