@@ -48,6 +48,8 @@ inline std::vector<Case> cases(bool quick) {
   list.push_back({.name = "bf16 one row", .hidden = 72, .width = 24, .counts = {1}, .experts_per_token = 1});
   list.push_back(
       {.name = "bf16 many experts", .hidden = 32, .width = 16, .counts = std::vector<int>(70, 3), .experts_per_token = 4});
+  // More blocks of k than a pipeline has stages, several tiles each way.
+  list.push_back({.name = "bf16 deep", .hidden = 456, .width = 328, .counts = {257, 0, 129, 70}});
   std::vector<int> sparse(97, 0);
   sparse[0] = 130;
   sparse[33] = 1;
