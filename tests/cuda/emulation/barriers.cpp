@@ -4,10 +4,16 @@
 namespace emulation {
 namespace {
 
+constexpr std::uint64_t kMark =
+    0x4d'62'61'72'72'69'65'72;  // in shared memory where an mbarrier is, so that others leave traces
+
+unsigned char* place_of(Block& block, std::uint32_t address) { return shared_at(block, address, sizeof kMark, "an mbarrier"); }
+
 Mbarrier& mbarrier(Block& block, std::uint32_t address) {
   if (block.alive == 0) fail("an arrival at a CTA that has ended");
   const auto found = block.mbarriers.find(address);
   if (found == block.mbarriers.end()) fail("an mbarrier that was never initialised");
+  if (std::memcmp(place_of(block, address), &kMark, sizeof kMark) != 0) fail("an mbarrier that something was written over");
   return found->second;
 }
 
@@ -31,7 +37,7 @@ Rendezvous of_cluster;
 
 void barrier_init(std::uint32_t barrier, std::uint32_t arrivals) {
   Block& block = *self().home;
-  shared_at(block, barrier, 8, "mbarrier.init");
+  std::memcpy(place_of(block, barrier), &kMark, sizeof kMark);
   const int count = static_cast<int>(arrivals);
   if (!block.mbarriers.emplace(barrier, Mbarrier{count, count}).second) fail("an mbarrier is initialised twice");
 }

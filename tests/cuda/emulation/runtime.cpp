@@ -69,7 +69,8 @@ cudaError_t cudaGetDevice(int* index) {
 cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned, unsigned long long,
                                              cudaDriverEntryPointQueryResult*) {
   const bool encoder = std::string_view(name) == "cuTensorMapEncodeTiled";
-  *function = encoder ? reinterpret_cast<void*>(&emulation::encode_tiled) : reinterpret_cast<void*>(+[] { return CUDA_SUCCESS; });
+  *function =
+      encoder ? reinterpret_cast<void*>(&emulation::encode_tiled) : reinterpret_cast<void*>(+[] { return CUDA_SUCCESS; });
   return cudaSuccess;
 }
 cudaError_t cudaGetDeviceCount(int* count) {

@@ -96,8 +96,9 @@ void check_fenced(Block& block, std::uint32_t source, std::uint32_t bytes) {
 }  // namespace
 
 CUresult encode_tiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* data, const cuuint64_t* dims,
-                      const cuuint64_t* strides, const cuuint32_t* box, const cuuint32_t* steps, CUtensorMapInterleave interleave,
-                      CUtensorMapSwizzle swizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill fill) {
+                      const cuuint64_t* strides, const cuuint32_t* box, const cuuint32_t* steps,
+                      CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion,
+                      CUtensorMapFloatOOBfill fill) {
   const bool is_float = type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
   const bool known = is_float || type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 || type == CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
   const std::uint32_t size = is_float ? 4 : 2;

@@ -62,7 +62,8 @@ __attribute__((target_clones("avx512f", "arch=haswell", "default"))) void multip
 template <class Body>
 void for_registers(Tile& t, const Product& p, Body&& body) {
   for (int lane = 0; lane < kWarp; ++lane)
-    for (int i = 0; i < p.operands.n / 2; ++i) body(t.d[lane / 4 + i / 2 % 2 * 8][i / 4 * 8 + lane % 4 * 2 + i % 2], p.d[lane][i]);
+    for (int i = 0; i < p.operands.n / 2; ++i)
+      body(t.d[lane / 4 + i / 2 % 2 * 8][i / 4 * 8 + lane % 4 * 2 + i % 2], p.d[lane][i]);
 }
 
 void multiply(Tile& t, Block& block, const Operands& o, int warp) {
