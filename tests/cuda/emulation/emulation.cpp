@@ -124,14 +124,26 @@ bool land_some() {
   fail("threads wait for each other: a barrier or a warp operation that not all reach");
 }
 
+/// Every thread of a block that can run, once.
+bool run_round(std::uint32_t rank, int count) {
+  bool progress = false;
+  for (int i = 0; i < count; ++i) {
+    const int place = reversed ? count - 1 - i : i;
+    Fibre& f = fibres[rank * static_cast<unsigned>(count) + static_cast<unsigned>(place)];
+    if (f.done || (f.waits_for != nullptr && *f.waits_for == f.seen)) continue;
+    resume(f);
+    progress = true;
+  }
+  return progress;
+}
+
+/// A block runs for as long as it can before another one does, so that blocks are as far apart as their barriers let them.
 void run_cluster(int count) {
   while (alive > 0) {
     bool progress = false;
-    for (int i = 0; i < count; ++i) {
-      Fibre& f = fibres[static_cast<std::size_t>(reversed ? count - 1 - i : i)];
-      if (f.done || (f.waits_for != nullptr && *f.waits_for == f.seen)) continue;
-      resume(f);
-      progress = true;
+    for (std::uint32_t i = 0; i < cluster.size(); ++i) {
+      const std::uint32_t rank = reversed ? static_cast<std::uint32_t>(cluster.size()) - 1 - i : i;
+      while (run_round(rank, count)) progress = true;
     }
     if (!progress && !land_some()) fail_waiting();
   }
@@ -187,7 +199,7 @@ void run(const Grid& grid, const std::function<void()>& body) {
       for (unsigned x = 0; x < grid.blocks.x; x += grid.cluster) {
         for (unsigned rank = 0; rank < grid.cluster; ++rank) prepare_block(grid, rank, dim3(x + rank, y, z));
         alive = static_cast<int>(count);
-        run_cluster(static_cast<int>(count));
+        run_cluster(static_cast<int>(grid.threads.x));
       }
 }
 

@@ -13,8 +13,8 @@
 
 namespace emulation {
 
-/// Dynamic shared memory begins here: no kernel may count on more than a multiple of 16.
-constexpr std::uint32_t kSharedBase = 1024 + 16;
+/// Dynamic shared memory begins here: the system has the first KiB.
+constexpr std::uint32_t kSharedBase = 1024;
 
 struct Copy {
   std::uint32_t to;
