@@ -124,27 +124,37 @@ bool land_some() {
   fail("threads wait for each other: a barrier or a warp operation that not all reach");
 }
 
-/// Every thread of a block that can run, once.
-bool run_round(std::uint32_t rank, int count) {
+/// body(i) for 0 .. count - 1 in the order of threads; whether any of them did something.
+template <class Body>
+bool in_order(int count, Body&& body) {
   bool progress = false;
-  for (int i = 0; i < count; ++i) {
-    const int place = reversed ? count - 1 - i : i;
-    Fibre& f = fibres[rank * static_cast<unsigned>(count) + static_cast<unsigned>(place)];
-    if (f.done || (f.waits_for != nullptr && *f.waits_for == f.seen)) continue;
-    resume(f);
-    progress = true;
-  }
+  for (int i = 0; i < count; ++i) progress |= body(reversed ? count - 1 - i : i);
   return progress;
 }
 
-/// A block runs for as long as it can before another one does, so that blocks are as far apart as their barriers let them.
-void run_cluster(int count) {
-  while (alive > 0) {
+/// Runs the warps of a block, each for as long as it can before another one runs: barriers alone keep warps together.
+bool run_block(int rank, int threads) {
+  return in_order((threads + kWarp - 1) / kWarp, [&](int warp) {
     bool progress = false;
-    for (std::uint32_t i = 0; i < cluster.size(); ++i) {
-      const std::uint32_t rank = reversed ? static_cast<std::uint32_t>(cluster.size()) - 1 - i : i;
-      while (run_round(rank, count)) progress = true;
-    }
+    const auto resume_if_able = [&](int lane) {
+      Fibre& f = fibres[static_cast<std::size_t>(rank * threads + warp * kWarp + lane)];
+      if (f.done || (f.waits_for != nullptr && *f.waits_for == f.seen)) return false;
+      resume(f);
+      return true;
+    };
+    while (in_order(std::min(kWarp, threads - warp * kWarp), resume_if_able)) progress = true;
+    return progress;
+  });
+}
+
+/// The same with blocks.
+void run_cluster(int threads) {
+  while (alive > 0) {
+    const bool progress = in_order(static_cast<int>(cluster.size()), [&](int rank) {
+      bool any = false;
+      while (run_block(rank, threads)) any = true;
+      return any;
+    });
     if (!progress && !land_some()) fail_waiting();
   }
   if (!landings.empty()) fail("a block ends with copies under way");
