@@ -13,7 +13,7 @@ sources := $(shell find CMakeLists.txt LICENSE README.md pyproject.toml cmake in
 cxx_files := $(shell find include src tests examples -name '*.h' -o -name '*.cpp' -o -name '*.c' -o -name '*.cu' -o -name '*.cuh')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench gpu-test gpu-bench figures format lint asan gate coverage clean
+.PHONY: help demo test bench gpu-test gpu-bench figures format lint asan gate emulation coverage clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -61,12 +61,15 @@ gate:  ## the Hopper kernels without a GPU: models on the CPU, then ptxas over e
 	build-gate/sm90_tests --gtest_brief=1
 	tools/ptxas_gate --build build-gate
 
+emulation:  ## the Hopper kernels on the CPU, a fibre a thread: needs CUDA's headers, but neither nvcc nor a GPU
+	$(MAKE) -f tests/cuda/emulation/Makefile --jobs $(shell nproc) hopper hopper_kernels hopper_router
+
 coverage: asan build/.installed  ## lines of src/ and python/ that no test runs
 	$(bin)/python -m coverage run -m pytest --quiet
 	tools/coverage
 
 clean:  ## remove all that was built, .venv included
-	rm -rf build build-asan build-gate .venv out
+	rm -rf build build-asan build-emulation build-gate .venv out
 
 .venv/.ready: tools/setup
 	tools/setup environment
