@@ -15,9 +15,15 @@ std::int64_t width_of(const DownBackward& op) { return op.z.size(1) / gate_facto
 
 bool score_on_input(const DownBackward& op) { return op.scores.defined() && op.score_on == ScorePlacement::input; }
 
+/// Scores on the input, and clamping, take more registers than two tiles in turn leave: half a tile each.
+template <class Act, bool kScoreOnInput>
+inline constexpr bool kHalfEach = kScoreOnInput || std::is_same_v<Act, ClampedSwiglu>;
+
 Choice choice_of(const DownBackward& op) {
-  const bool half_each = score_on_input(op) || op.activation == Activation::clamped_swiglu;
-  const bool common = op.dy.dtype == DType::bfloat16 && op.activation == Activation::swiglu && !score_on_input(op) &&
+  const bool on_input = score_on_input(op);
+  const bool half_each = dispatch_activation(
+      op.activation, [&](auto act) { return on_input ? kHalfEach<decltype(act), true> : kHalfEach<decltype(act), false>; });
+  const bool common = op.dy.dtype == DType::bfloat16 && op.activation == Activation::swiglu && !on_input &&
                       weight_half(op.w_down, 1, 0).in_contiguous();
   return settled(choose(Product::down_backward, {op.z.size(0), op.expert_offsets.size(0) - 1, op.dy.size(1), width_of(op)}),
                  common, half_each ? Kernel::tile_128 : Kernel::tile_128_ping_pong, {Kernel::tile_256_pair});
@@ -31,22 +37,22 @@ void launch_down(const DownBackward& op, GemmArguments<Element>& a, void* stream
       DownBackward::kName, a, static_cast<int>(ceil_div(a.n_size, Gemm::kTileN)), op.dy.device.index, stream);
 }
 
+/// The product's first kernel, in the weight's layout.
+template <class Act, bool kScoreOnInput, class Element>
+void launch_first(const DownBackward& op, GemmArguments<Element>& a, void* stream) {
+  constexpr GemmConfig kConfig = kHalfEach<Act, kScoreOnInput> ? kTile128 : kTile128PingPong;
+  // MN-major where n, which is I, is the contiguous axis of the weight.
+  if (weight_half(op.w_down, 1, 0).in_contiguous()) launch_down<kConfig, true, Act, kScoreOnInput>(op, a, stream);
+  else launch_down<kConfig, false, Act, kScoreOnInput>(op, a, stream);
+}
+
 /// The kernel of one activation.
 template <class Act, class Element>
 void launch_activation(const DownBackward& op, Kernel kernel, GemmArguments<Element>& a, void* stream) {
-  // MN-major where n, which is I, is the contiguous axis of the weight.
-  const bool mn_major = weight_half(op.w_down, 1, 0).in_contiguous();
   if constexpr (std::is_same_v<Act, Swiglu> && kCommon<Element>)
     if (kernel == Kernel::tile_256_pair) return launch_down<kTile256ThreePair, true, Act, false>(op, a, stream);
-  // Scores on the input, and clamping, take more registers than two tiles in turn leave: half a tile each.
-  constexpr GemmConfig kConfig = std::is_same_v<Act, ClampedSwiglu> ? kTile128 : kTile128PingPong;
-  if (score_on_input(op)) {
-    if (mn_major) launch_down<kTile128, true, Act, true>(op, a, stream);
-    else launch_down<kTile128, false, Act, true>(op, a, stream);
-  } else {
-    if (mn_major) launch_down<kConfig, true, Act, false>(op, a, stream);
-    else launch_down<kConfig, false, Act, false>(op, a, stream);
-  }
+  if (score_on_input(op)) launch_first<Act, true>(op, a, stream);
+  else launch_first<Act, false>(op, a, stream);
 }
 
 template <class Element>

@@ -84,7 +84,7 @@ void cluster_barrier() {
 void finish_cluster() {
   for (const Block& block : blocks_of_cluster()) {
     for (const auto& [address, m] : block.mbarriers)
-      if (m.pending != m.expected || m.bytes != 0) fail("a block ends with an mbarrier in the middle of a phase");
+      if (m.in_phase()) fail("a block ends with an mbarrier in the middle of a phase");
     for (std::size_t i = 0; i < block.wgmma.size(); ++i)
       for (std::size_t w = 4 * i; w < std::min(4 * i + 4, block.warps.size()); ++w)
         if (block.warps[w].performed != block.wgmma[i].size()) fail("a wgmma that not all warps of a warpgroup have issued");

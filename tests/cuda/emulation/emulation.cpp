@@ -118,7 +118,7 @@ bool land_some() {
   for (const auto& [where, count] : waiting) std::fprintf(stderr, "emulation: %d threads of %s\n", count, where.c_str());
   for (const Block& block : cluster)
     for (const auto& [address, m] : block.mbarriers)
-      if (m.pending != m.expected || m.bytes != 0)
+      if (m.in_phase())
         std::fprintf(stderr, "emulation: mbarrier %u of CTA %u waits for %d of %d arrivals and %ld bytes\n", address,
                      block.rank, m.pending, m.expected, static_cast<long>(m.bytes));
   fail("threads wait for each other: a barrier or a warp operation that not all reach");

@@ -45,8 +45,9 @@ struct Store {
 };
 
 struct Mbarrier {
-  int expected = 0, pending = 0, phase = 0;  ///< phase: how many are complete
-  std::int64_t bytes = 0;                    ///< announced and not landed
+  int expected = 0, pending = 0, phase = 0;                            ///< phase: how many are complete
+  std::int64_t bytes = 0;                                              ///< announced and not landed
+  bool in_phase() const { return pending != expected || bytes != 0; }  ///< something has come, and not all
 };
 
 /// __syncthreads, bar.sync and barrier.cluster.
