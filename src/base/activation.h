@@ -28,7 +28,7 @@ struct Silu {
   template <class S>
   INTARSIA_HOST_DEVICE static S gradient(S x, S da) {
     const S s = sigmoid(x);
-    return da * s * (S(1) + x * (S(1) - s));
+    return da * (s + x * s * (S(1) - s));
   }
 };
 
@@ -122,7 +122,7 @@ struct ClampedSwiglu {  // gpt-oss
     const S gc = g > S(7) ? S(7) : g;
     const S uc = u > S(7) ? S(7) : (u < S(-7) ? S(-7) : u);
     const S s = sigmoid(S(1.702) * gc);
-    dg = g > S(7) ? S(0) : da * (uc + S(1)) * s * (S(1) + S(1.702) * gc * (S(1) - s));
+    dg = g > S(7) ? S(0) : da * (uc + S(1)) * (s + S(1.702) * gc * s * (S(1) - s));
     du = (u > S(7) || u < S(-7)) ? S(0) : da * gc * s;
   }
 };

@@ -44,20 +44,19 @@ template <class S, class Act>
 __device__ DownGradient<S> down_gradient(const Act& act, S gate, S up, S da, S score, ScorePlacement on) {
   const bool on_input = on == ScorePlacement::input;
   const S g = on_input ? score * gate : gate, u = on_input ? score * up : up;
+  const S da_weighted = on_input ? da : score * da;
   S a, dg, du = S(0.0f);
   if constexpr (Act::kGated) {
     a = act.value(g, u);
-    act.gradient(g, u, da, dg, du);
+    act.gradient(g, u, da_weighted, dg, du);
   } else {
     a = act.value(g);
-    dg = act.gradient(g, da);
+    dg = act.gradient(g, da_weighted);
   }
-  S ds = da * a;
-  if (on_input) {
-    ds = dg * gate;
-    if constexpr (Act::kGated) ds = ds + du * up;
-  }
-  return {score * dg, score * du, on_input ? a : score * a, ds};
+  if (!on_input) return {dg, du, score * a, da * a};
+  S ds = dg * gate;
+  if constexpr (Act::kGated) ds = ds + du * up;
+  return {score * dg, score * du, a, ds};
 }
 
 // ---- two neighbouring elements

@@ -87,6 +87,20 @@ struct ScoreOfRow {
     if (values == nullptr) return S(1);
     return i >= 0 && i < count ? values[i] : S(0);
   }
+  /// Several at once: where they lie is looked at for all before any is loaded, so that no load waits for another.
+  template <int kCount>
+  __device__ void at(const int (&slots)[kCount], S (&scores)[kCount]) const {
+    unsigned last = 0;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) last = max(last, static_cast<unsigned>(slots[i]));
+    if (values != nullptr && last < count) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) scores[i] = values[slots[i]];
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) scores[i] = at(slots[i]);
+    }
+  }
 #endif
 };
 

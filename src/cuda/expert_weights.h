@@ -92,8 +92,11 @@ struct ExpertBias {
 #if defined(__CUDACC__)
   template <class S>
   __device__ S at(int expert, int j) const {
-    if (data == nullptr) return S(0);
-    const std::int64_t i = expert * expert_step + out.place(j) * step;
+    return data == nullptr ? S(0) : load<S>(expert * expert_step + out.place(j) * step);
+  }
+  /// The element so far from the first.
+  template <class S>
+  __device__ S load(std::int64_t i) const {
     return is_float ? S(static_cast<const float*>(data)[i]) : S(static_cast<const T*>(data)[i]);
   }
 #endif

@@ -25,7 +25,7 @@ const std::vector<ProductKernels>& products() {
   static const std::vector<ProductKernels> list = {
       {Product::up_forward, "up_forward", {tile_256, tile_256_pair}},
       {Product::down_forward, "down_forward", {tile_256, tile_256_pair, tile_192_ping_pong}},
-      {Product::down_backward, "down_backward", {tile_128_ping_pong, tile_256_pair}},
+      {Product::down_backward, "down_backward", {tile_128_ping_pong, tile_128_ping_pong_deep, tile_256}},
       {Product::down_weight_backward, "down_weight_backward", {tile_256, tile_256_pair}},
       {Product::up_backward, "up_backward", {tile_256, tile_256_pair, tile_192_ping_pong}},
       {Product::up_weight_backward, "up_weight_backward", {tile_256, tile_256_pair}},

@@ -202,6 +202,7 @@ template <class Op>
 void run_on_device(const std::string& what, const Op& op, int byte) {
   const DeviceBytes workspace(cuda::workspace_bytes(op));
   workspace.fill(byte);
+  check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // uploads and poison may still be on their way
   cudaStream_t stream;
   check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
   cuda::run(op, Execution{stream, workspace.get(), 1});

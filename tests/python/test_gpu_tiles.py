@@ -35,7 +35,9 @@ hopper_only = pytest.mark.skipif(
 
 FORWARD = ("up_forward", "down_forward")
 BACKWARD = ("down_backward", "down_weight_backward", "up_weight_backward", "up_backward")
-KERNELS = ("tile_256", "tile_256_pair", "tile_192_ping_pong", "tile_128_ping_pong", "tile_128")
+KERNELS = (
+    "tile_256", "tile_256_pair", "tile_192_ping_pong", "tile_128_ping_pong", "tile_128_ping_pong_deep", "tile_128",
+)  # fmt: skip
 FIRST = dict.fromkeys(FORWARD + BACKWARD, "tile_256") | {"down_backward": "tile_128_ping_pong"}
 RASTERS = ("g1:b1", "g2:b1", "g5:b1", "g8:b2", "g16:b3")
 COUNTS = [257, 0, 1, 129, 400, 64, 0, 127]
@@ -85,6 +87,8 @@ def kernels_of(product: str, form: str, turned: bool) -> tuple[str, ...]:
     """Those beside the first, for bfloat16, swiglu and no bias; sorted rows give their scores to down_forward."""
     if (turned and not product.endswith("weight_backward")) or (form == "sorted" and product == "down_forward"):
         return ()
+    if product == "down_backward":
+        return ("tile_256", "tile_128_ping_pong_deep")
     return ("tile_256_pair", "tile_192_ping_pong") if product in ("down_forward", "up_backward") else ("tile_256_pair",)
 
 

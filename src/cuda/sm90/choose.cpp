@@ -14,8 +14,8 @@ namespace {
 
 constexpr std::array<std::string_view, 6> kProducts = {"up_forward",           "down_forward", "down_backward",
                                                        "down_weight_backward", "up_backward",  "up_weight_backward"};
-constexpr std::array<std::string_view, 5> kKernels = {"tile_256", "tile_256_pair", "tile_192_ping_pong", "tile_128_ping_pong",
-                                                      "tile_128"};
+constexpr std::array<std::string_view, 6> kKernels = {"tile_256",           "tile_256_pair",           "tile_192_ping_pong",
+                                                      "tile_128_ping_pong", "tile_128_ping_pong_deep", "tile_128"};
 
 // Raster numbers are multiplied by numbers of tiles, in int: groups by those of n, bands by up to 2^24 of m.
 constexpr int kMostGroup = 4096, kMostBands = 64;
@@ -85,8 +85,10 @@ Choice rule(Product product, const Shape& s) {
       if (s.width <= 512 || fits_192(s.hidden)) return {Kernel::tile_192_ping_pong, {.group = 8}};
       return {Kernel::tile_256, {.group = s.width <= 1024 ? 16 : 4}};
     case Product::down_backward:
-      if (s.hidden < 4096) return {Kernel::tile_128_ping_pong, {.group = 8}};
-      return {Kernel::tile_256_pair, {.group = 16}};
+      if (s.hidden >= 4096) return {Kernel::tile_256, {.group = 16}};
+      // With a deep ring CTAs drift apart, which costs where k is short and where little of w_down stays in the L2.
+      if (s.hidden <= 512 || s.experts * s.hidden * s.width > 250'000'000) return {Kernel::tile_128_ping_pong, {.group = 8}};
+      return {Kernel::tile_128_ping_pong_deep, {.group = 8}};
     case Product::up_backward:
       if (fits_192(s.hidden)) return {Kernel::tile_192_ping_pong, {.group = 8}};
       if (many_experts) return {Kernel::tile_256_pair, {.group = 8}};

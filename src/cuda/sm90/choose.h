@@ -13,11 +13,12 @@ enum class Product { up_forward, down_forward, down_backward, down_weight_backwa
 /// Kernels that exist for the common case of some product; bias, scores inside, activations chosen at run time, transposed
 /// weights and float16 have each product's first kernel only.
 enum class Kernel {
-  tile_256,            ///< 128 x 256, four stages
-  tile_256_pair,       ///< 128 x 256, a pair of CTAs shares the right operand
-  tile_192_ping_pong,  ///< 128 x 192, two tiles in turn, pair
-  tile_128_ping_pong,  ///< 128 x 128, two tiles in turn
-  tile_128             ///< 128 x 128, half a tile each
+  tile_256,                 ///< 128 x 256, four stages (down_backward: three)
+  tile_256_pair,            ///< 128 x 256, a pair of CTAs shares the right operand
+  tile_192_ping_pong,       ///< 128 x 192, two tiles in turn, pair
+  tile_128_ping_pong,       ///< 128 x 128, two tiles in turn, z a tile ahead
+  tile_128_ping_pong_deep,  ///< the same with five stages and less of z ahead
+  tile_128                  ///< 128 x 128, half a tile each
 };
 
 struct Shape {

@@ -11,7 +11,7 @@ struct GemmConfig {
   int cluster = 1;         ///< CTAs along m that share the right operand by multicast
   int store_tiles = 2;     ///< 64 x 64 staging tiles of a warpgroup for its stores
   int store_round = 1;     ///< of them, how many are written between two barriers
-  int z_slots = 2;         ///< down_backward: ring of z chunks of a warpgroup (a chunk is a gate and an up tile)
+  int z_slots = 2;  ///< down_backward: ring of z pieces, each a gate and an up tile; a ring a warpgroup, or one in ping-pong
 };
 
 /// What one launch adds: how tiles follow one another. Never changes a result.

@@ -26,7 +26,8 @@ Choice choice_of(const DownBackward& op) {
   const bool common = op.dy.dtype == DType::bfloat16 && op.activation == Activation::swiglu && !on_input &&
                       weight_half(op.w_down, 1, 0).in_contiguous();
   return settled(choose(Product::down_backward, {op.z.size(0), op.expert_offsets.size(0) - 1, op.dy.size(1), width_of(op)}),
-                 common, half_each ? Kernel::tile_128 : Kernel::tile_128_ping_pong, {Kernel::tile_256_pair});
+                 common, half_each ? Kernel::tile_128 : Kernel::tile_128_ping_pong,
+                 {Kernel::tile_256, Kernel::tile_128_ping_pong_deep});
 }
 
 template <GemmConfig kConfig, bool kMnMajor, class Act, bool kScoreOnInput, class Element>
@@ -49,8 +50,10 @@ void launch_first(const DownBackward& op, GemmArguments<Element>& a, void* strea
 /// The kernel of one activation.
 template <class Act, class Element>
 void launch_activation(const DownBackward& op, Kernel kernel, GemmArguments<Element>& a, void* stream) {
-  if constexpr (std::is_same_v<Act, Swiglu> && kCommon<Element>)
-    if (kernel == Kernel::tile_256_pair) return launch_down<kTile256ThreePair, true, Act, false>(op, a, stream);
+  if constexpr (std::is_same_v<Act, Swiglu> && kCommon<Element>) {
+    if (kernel == Kernel::tile_256) return launch_down<kTile256Three, true, Act, false>(op, a, stream);
+    if (kernel == Kernel::tile_128_ping_pong_deep) return launch_down<kTile128PingPongDeep, true, Act, false>(op, a, stream);
+  }
   if (score_on_input(op)) launch_first<Act, true>(op, a, stream);
   else launch_first<Act, false>(op, a, stream);
 }

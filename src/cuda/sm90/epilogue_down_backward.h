@@ -2,43 +2,75 @@
 //   ds += <da', a>;  da = s da';  dz = act'(z) da;  a' = s a        with a = act(z)
 // for scores on the output or inside; on the input (kScoreOnInput)
 //   da = da';  dz = s act'(s z) da;  a' = a;  ds += <act'(s z) da, z>    with a = act(s z)
-// A ring of z pieces (gate and up tile each) is filled ahead; dz overwrites the tiles it came from before they are stored. Rows
-// are private to a warp, so within a piece __syncwarp is enough. Each (row, n tile) has one partial ds, summed later in fixed
-// order.
+// z comes through a ring of pieces (a gate and an up tile each) that runs on from tile to tile: the slot of a piece that has
+// left takes the piece kSlots on, which is often the next tile's, so that z is there when a main loop ends. In ping-pong the
+// two warpgroups share the ring, and their epilogues take turns; else each has its own. dz overwrites the tiles it came from
+// before they are stored. Rows are private to a warp, so within a piece __syncwarp is enough. Each (row, n tile) has one
+// partial ds, summed later in fixed order.
 #pragma once
 
 #include "cuda/row_dots.h"
 #include "cuda/sm90/epilogue_rows.h"
+#include "cuda/sm90/producer.h"
 
 namespace intarsia::cuda::sm90 {
 
 /// Act is one activation, not a choice at run time: sixteen switches in the unrolled loop below compile for minutes.
 template <class Op, class Act, bool kScoreOnInput>
 class DownBackwardEpilogue : public NothingPending {
-  static constexpr bool kGated = Act::kGated;
-  static constexpr int kSlots = Op::kConfig.z_slots, kColumnPieces = Op::kTileN / 64, kPieces = Op::kBlocksM * kColumnPieces;
-  static constexpr int kScores = 2 * Op::kBlocksM;
-  static constexpr int kSlotTiles = kGated ? 2 : 1, kSlotBytes = kSlotTiles * kStoreTileBytes;
+  static constexpr bool kGated = Act::kGated, kShared = Op::kPingPong;
+  static constexpr int kSlots = Op::kConfig.z_slots, kRings = kShared ? 1 : kConsumers;
+  static constexpr int kColumnPieces = Op::kTileN / 64, kPieces = Op::kBlocksM * kColumnPieces, kScores = 2 * Op::kBlocksM;
+  static constexpr int kSlotBytes = (kGated ? 2 : 1) * kStoreTileBytes, kRingBytes = kSlots * kSlotBytes;
+  static_assert(kSlots <= kPieces);
 
  public:
-  static constexpr int kStagingBytes = kSlots * kSlotBytes + kStoreTileBytes;  // the ring, and a tile of a'
-  static constexpr int kBarriers = kSlots;
+  static constexpr int kStagingBytes = kRings * kRingBytes + kConsumers * kStoreTileBytes;  // and a tile of a' a warpgroup
+  static constexpr int kBarriers = kRings * kSlots;
 
   __device__ DownBackwardEpilogue(const GemmArguments<typename Op::Element>& a, std::uint32_t staging, std::uint32_t barriers,
                                   ConsumerThread me)
-      : a_(a), me_(me), ring_(staging), a_tile_(staging + kSlots * kSlotBytes), barriers_(barriers) {}
+      : a_(a),
+        me_(me),
+        ring_(staging + (kShared ? 0 : me.warpgroup) * kRingBytes),
+        a_tile_(staging + kRings * kRingBytes + me.warpgroup * kStoreTileBytes),
+        barriers_(barriers + (kShared ? 0 : me.warpgroup) * kSlots * 8) {}
 
-  /// Before the main loop: the first pieces of z, whose slots the previous tile's stores must have read, and where the scores
-  /// of the thread's rows lie, which nobody looks at before the main loop is over.
-  __device__ void begin(const Tile& tile, int row0) {
-    for_scores(tile, row0, [&](int i, int row, bool exists) { slot_of_score_[i] = exists ? a_.scores.listed(row) : -1; });
-    if (me_.leads()) {
-      ptx::wait_stores_read<0>();
+  /// The first pieces of the CTA's first tile.
+  __device__ void start(const Tile& tile) {
+    if (kShared && me_.warpgroup != 0) return;
+    if constexpr (kShared) ptx::named_arrive(kBarrierOfTurn, 256);
+    if (me_.leads())
 #pragma unroll
-      for (int piece = 0; piece < kSlots && piece < kPieces; ++piece) load_z(tile, row0, piece, wrap(slot_ + piece));
+      for (int piece = 0; piece < kSlots; ++piece) load_z(tile, piece, piece);
+  }
+  /// The other warpgroup takes this tile.
+  __device__ void skip() { ring_state_.advance(kPieces); }
+  /// Nobody wants this tile: its pieces pass, and the next ones are asked for.
+  __device__ void pass(const Tile& tile, const Tile& next, bool more) {
+    wait_for_turn();
+#pragma unroll 1
+    for (int piece = 0; piece < kPieces; ++piece) {
+      ptx::barrier_wait(barriers_ + ring_state_.stage * 8, ring_state_.phase);
+      if (piece == kPieces - 1) pass_turn();
+      me_.sync();
+      if (me_.leads()) reload(piece, ring_state_.stage, tile, next, more);
+      ring_state_.advance();
+    }
+  }
+
+  /// Before the main loop: where the scores of the thread's rows lie, which nobody looks at before the main loop is over, and
+  /// the pieces of z that are not on their way yet into the L2.
+  __device__ void begin(const Tile& tile, int row0) {
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) {
+      const int row = row0 + i / 2 * 64 + me_.row() + i % 2 * 8;
+      slot_of_score_[i] = row < tile.rows ? a_.scores.listed(tile.first_row + row) : -1;
+    }
+    if (kSlots < kPieces && me_.leads()) {
 #pragma unroll
       for (int piece = kSlots; piece < kPieces; ++piece) {
-        const RowPlace place(tile, row0 + piece / kColumnPieces * 64, tile.n * Op::kTileN + piece % kColumnPieces * 64);
+        const RowPlace place = place_of(tile, piece);
         ptx::prefetch_box(a_.z[0], place.column, place.row, place.fold, place.last);
         if constexpr (kGated) ptx::prefetch_box(a_.z[1], place.column, place.row, place.fold, place.last);
       }
@@ -46,30 +78,32 @@ class DownBackwardEpilogue : public NothingPending {
     __syncwarp();
   }
 
-  __device__ void run(const Tile& tile, int row0, typename Op::Accumulators& acc) {
-    float scores[kScores];
-    for_scores(tile, row0, [&](int i, int, bool exists) { scores[i] = exists ? a_.scores.at(slot_of_score_[i]) : 0.0f; });
+  /// The last products of the main loop run: the scores arrive beside them.
+  __device__ void products_issued() { a_.scores.at(slot_of_score_, scores_); }
+
+  __device__ void run(const Tile& tile, int row0, typename Op::Accumulators& acc, const Tile& next, bool more) {
+    wait_for_turn();
     static_for<Op::kBlocksM>([&](auto block) {
       constexpr int m = decltype(block)::value;
       const int first = row0 + m * 64;
-      const float score[2] = {scores[2 * m], scores[2 * m + 1]};
+      const float score[2] = {scores_[2 * m], scores_[2 * m + 1]};
       float dot[2] = {0, 0};
       static_for<kColumnPieces>([&](auto column_piece) {
         constexpr int c = decltype(column_piece)::value, piece = m * kColumnPieces + c;
-        const std::uint32_t z_tile = ring_ + slot_ * kSlotBytes;
-        ptx::barrier_wait(barriers_ + slot_ * 8, (phases_ >> slot_) & 1);
-        phases_ ^= 1u << slot_;
+        const std::uint32_t z_tile = ring_ + ring_state_.stage * kSlotBytes;
+        ptx::barrier_wait(barriers_ + ring_state_.stage * 8, ring_state_.phase);
+        if constexpr (piece == kPieces - 1) pass_turn();
         __syncwarp();
         // Scores on the input leave no registers for a' to wait in until its tile is free, so the piece waits for it.
         if constexpr (kScoreOnInput) free_a_tile();
         std::uint32_t a_pairs[16];
         static_for<4>([&](auto quarter) {
           constexpr int j = decltype(quarter)::value;
-          // Half way the stores of the piece before have long read their slot, which the next piece of z may take.
-          if constexpr (j == 2 && piece > 0 && piece + kSlots - 1 < kPieces) {
+          // Half way the stores of the piece before have long read their slot, which another piece of z may take.
+          if constexpr (j == 2 && piece > 0) {
             if (me_.leads()) {
               ptx::wait_stores_read<0>();
-              load_z(tile, row0, piece + kSlots - 1, wrap(slot_ + kSlots - 1));
+              reload(piece - 1, before_, tile, next, more);
             }
             __syncwarp();
           }
@@ -93,35 +127,48 @@ class DownBackwardEpilogue : public NothingPending {
           }
           ptx::commit_stores();
         }
-        slot_ = wrap(slot_ + 1);
+        before_ = ring_state_.stage;
+        ring_state_.advance();
         constexpr int kPiecesOfPart = kRowDotColumns / 64;
         if constexpr (c % kPiecesOfPart == kPiecesOfPart - 1)
           if (a_.dot_parts && column < a_.n_size + 64) store_dots(tile, first, column / kRowDotColumns, dot);
       });
     });
+    if (me_.leads()) {
+      ptx::wait_stores_read<0>();
+      reload(kPieces - 1, before_, tile, next, more);
+    }
+    __syncwarp();
   }
 
  private:
+  static constexpr int kBarrierOfTurn = 4;
+  /// Two warpgroups that share the ring wait for its pieces in turn: a barrier knows two phases only.
+  __device__ void wait_for_turn() const {
+    if constexpr (kShared) ptx::named_sync(kBarrierOfTurn + me_.warpgroup, 256);
+  }
+  __device__ void pass_turn() const {
+    if constexpr (kShared) ptx::named_arrive(kBarrierOfTurn + (me_.warpgroup ^ 1), 256);
+  }
+
+  /// The slot of a piece that has left takes the piece kSlots on, of this tile or the next.
+  __device__ void reload(int piece, std::uint32_t slot, const Tile& tile, const Tile& next, bool more) const {
+    if (piece + kSlots < kPieces) load_z(tile, piece + kSlots, slot);
+    else if (more) load_z(next, piece + kSlots - kPieces, slot);
+  }
+  __device__ RowPlace place_of(const Tile& tile, int piece) const {
+    const int row0 = tile.m * Op::kTileM + (kShared ? 0 : me_.warpgroup * 64 * Op::kBlocksM);
+    return RowPlace(tile, row0 + piece / kColumnPieces * 64, tile.n * Op::kTileN + piece % kColumnPieces * 64);
+  }
+
   /// The stores of the piece before have read the tile of a'.
   __device__ void free_a_tile() const {
     if (me_.leads()) ptx::wait_stores_read<0>();
     me_.sync();
   }
 
-  /// body(i, row, whether the expert has it) for the rows of this thread.
-  template <class Body>
-  __device__ void for_scores(const Tile& tile, int row0, Body&& body) const {
-#pragma unroll
-    for (int i = 0; i < kScores; ++i) {
-      const int row = row0 + i / 2 * 64 + me_.row() + i % 2 * 8;
-      body(i, tile.first_row + row, row < tile.rows);
-    }
-  }
-
-  __device__ static int wrap(int slot) { return slot >= kSlots ? slot - kSlots : slot; }
-
-  __device__ void load_z(const Tile& tile, int row0, int piece, int slot) const {
-    const RowPlace place(tile, row0 + piece / kColumnPieces * 64, tile.n * Op::kTileN + piece % kColumnPieces * 64);
+  __device__ void load_z(const Tile& tile, int piece, std::uint32_t slot) const {
+    const RowPlace place = place_of(tile, piece);
     const std::uint32_t barrier = barriers_ + slot * 8, target = ring_ + slot * kSlotBytes;
     ptx::barrier_expect(barrier, kSlotBytes);
     ptx::load_box(target, a_.z[0], barrier, place.column, place.row, place.fold, place.last);
@@ -172,9 +219,10 @@ class DownBackwardEpilogue : public NothingPending {
   const GemmArguments<typename Op::Element>& a_;
   const ConsumerThread me_;
   const std::uint32_t ring_, a_tile_, barriers_;
-  int slot_ = 0;
-  std::uint32_t phases_ = 0;
+  PipelineState<kSlots> ring_state_;
+  std::uint32_t before_ = 0;  // slot of the piece before
   int slot_of_score_[kScores];
+  float scores_[kScores];
 };
 
 }  // namespace intarsia::cuda::sm90

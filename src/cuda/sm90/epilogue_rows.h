@@ -33,7 +33,7 @@ __device__ __forceinline__ void load_scores(const ScoreOfRow<float>& scores, con
 /// is the same whether z is kept, recomputed or neither. kPlain: no bias and no score, the common case, without the registers
 /// that they take.
 template <class Op, class Act, bool kPlain>
-class UpEpilogue {
+class UpEpilogue : public NothingAhead {
   static constexpr bool kGated = Act::kGated;
   static constexpr int kPieces = Op::kTileN / 64;                    // 64 columns of z: gates, then ups
   static constexpr int kActivated = kGated ? kPieces / 2 : kPieces;  // 64 columns of a
@@ -41,16 +41,15 @@ class UpEpilogue {
   static_assert(Op::kBlocksM == 1 && !Op::kPingPong && Op::kConfig.store_tiles == 2);
 
  public:
-  static constexpr int kStagingBytes = 2 * kStoreTileBytes;
+  static constexpr int kStagingBytes = kConsumers * 2 * kStoreTileBytes;
   static constexpr int kBarriers = 0;
 
   __device__ UpEpilogue(const GemmArguments<typename Op::Element>& a, std::uint32_t staging, std::uint32_t, ConsumerThread me)
       : a_(a), me_(me), act_{}, staging_(staging, me) {
     if constexpr (requires { act_.kind; }) act_.kind = a.activation;
   }
-  __device__ void begin(const Tile&, int) {}
 
-  __device__ void run(const Tile& tile, int row0, const typename Op::Accumulators& acc) {
+  __device__ void run(const Tile& tile, int row0, const typename Op::Accumulators& acc, const Tile&, bool) {
     finish();
     tile_ = tile;
     row0_ = row0;
@@ -141,20 +140,19 @@ class UpEpilogue {
 };
 
 template <class Op, bool kPlain>
-class StoreEpilogue {
+class StoreEpilogue : public NothingAhead {
  public:
-  static constexpr int kStagingBytes = Op::kConfig.store_tiles * kStoreTileBytes;
+  static constexpr int kStagingBytes = kConsumers * Op::kConfig.store_tiles * kStoreTileBytes;
   static constexpr int kBarriers = 0;
 
   __device__ StoreEpilogue(const GemmArguments<typename Op::Element>& a, std::uint32_t staging, std::uint32_t,
                            ConsumerThread me)
       : a_(a), me_(me), stores_(staging, me) {}
-  __device__ void begin(const Tile&, int) {}
   __device__ bool pending() const { return stores_.pending(); }
   __device__ void between() { stores_.between(*this); }
   __device__ void finish() { stores_.finish(*this); }
 
-  __device__ void run(const Tile& tile, int row0, const typename Op::Accumulators& acc) {
+  __device__ void run(const Tile& tile, int row0, const typename Op::Accumulators& acc, const Tile&, bool) {
     finish();
     tile_ = tile;
     row0_ = row0;
@@ -197,50 +195,58 @@ class StoreEpilogue {
   int row0_ = 0;
 };
 
-/// Straight from registers: the four threads of a row write 32 bytes of it, a whole sector, and any E and alignment will do.
+/// Straight from registers: the four threads of a row write 32 bytes of it (16 of 16-bit logits) at a time, and any E and
+/// alignment will do. What differs from call to call is asked once, not for every column: ten thousand instructions in a row
+/// are read from memory faster than they run only where they are in the instruction cache.
 template <class Op>
-class LogitsEpilogue : public NothingPending {
+class LogitsEpilogue : public NothingPending, public NothingAhead {
+  static constexpr int kOctets = Op::kTileN / 8;  // of columns, of which a thread has two in each of two rows
+
  public:
   static constexpr int kStagingBytes = 0;
   static constexpr int kBarriers = 0;
 
   __device__ LogitsEpilogue(const GemmArguments<typename Op::Element>& a, std::uint32_t, std::uint32_t, ConsumerThread me)
       : a_(a), me_(me) {}
-  __device__ void begin(const Tile&, int) {}
 
-  __device__ void run(const Tile& tile, int row0, typename Op::Accumulators& acc) const {
-    static_for<Op::kBlocksM*(Op::kTileN / 8)>([&](auto block) {
-      constexpr int m = decltype(block)::value / (Op::kTileN / 8), c = decltype(block)::value % (Op::kTileN / 8);
-      const int column = tile.n * Op::kTileN + c * 8 + 2 * (me_.lane % 4);
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int row = row0 + m * 64 + me_.row() + 8 * i;
-        if (row < tile.rows) put(row, column, acc[m][c * 4 + 2 * i], acc[m][c * 4 + 2 * i + 1]);
-      }
-    });
+  __device__ void run(const Tile& tile, int row0, const typename Op::Accumulators& acc, const Tile&, bool) const {
+    using Element = typename Op::Element;
+    const int column0 = tile.n * Op::kTileN + 2 * (me_.lane % 4);
+    float bias[2 * kOctets] = {};  // not added to acc: ptxas would make every product wait (C7515)
+    if (a_.bias.data) load_bias(column0, bias);
+    const bool pairs = a_.n_size % 2 == 0 && a_.logits.step % 2 == 0;
+    if (a_.logits.is_float) store<float>(tile, row0, column0, pairs, acc, bias);
+    else store<Element>(tile, row0, column0, pairs, acc, bias);
   }
 
  private:
-  __device__ void put(int row, int column, float low, float high) const {
-    using Element = typename Op::Element;
-    const PlainRows& to = a_.logits;
-    if (column >= a_.n_size) return;
-    if (a_.bias.data) low += a_.bias.template at<float>(0, column);
-    const bool both = column + 1 < a_.n_size;
-    if (both && a_.bias.data) high += a_.bias.template at<float>(0, column + 1);
-    const std::int64_t i = row * to.step + column;
-    const bool pair = both && i % 2 == 0;
-    if (to.is_float) {
-      float* p = static_cast<float*>(to.data) + i;
-      if (pair) return store_pair(p, low, high);
-      p[0] = low;
-      if (both) p[1] = high;
-    } else {
-      Element* p = static_cast<Element*>(to.data) + i;
-      if (pair) return store_pair(p, low, high);
-      p[0] = Element(low);
-      if (both) p[1] = Element(high);
+  __device__ void load_bias(int column0, float (&bias)[2 * kOctets]) const {
+#pragma unroll
+    for (int i = 0; i < 2 * kOctets; ++i) {
+      const int column = column0 + i / 2 * 8 + i % 2;
+      if (column < a_.n_size) bias[i] = a_.bias.template load<float>(column * a_.bias.step);
     }
+  }
+
+  /// `pairs`: two columns are both there or neither, at a multiple of their size.
+  template <class Out>
+  __device__ void store(const Tile& tile, int row0, int column0, bool pairs, const typename Op::Accumulators& acc,
+                        const float (&bias)[2 * kOctets]) const {
+    static_for<2 * Op::kBlocksM>([&](auto r) {
+      const int row = row0 + r / 2 * 64 + r % 2 * 8 + me_.row();
+      if (row >= tile.rows) return;
+      Out* const to = static_cast<Out*>(a_.logits.data) + row * a_.logits.step + column0;
+      const auto value = [&](int c, int i) { return acc[r / 2][c * 4 + r % 2 * 2 + i] + bias[2 * c + i]; };
+      if (pairs) {
+        static_for<kOctets>([&](auto c) {
+          if (column0 + c * 8 < a_.n_size) store_pair(to + c * 8, value(c, 0), value(c, 1));
+        });
+      } else {
+        static_for<2 * kOctets>([&](auto i) {
+          if (column0 + i / 2 * 8 + i % 2 < a_.n_size) to[i / 2 * 8 + i % 2] = Out(value(i / 2, i % 2));
+        });
+      }
+    });
   }
 
   const GemmArguments<typename Op::Element>& a_;

@@ -30,20 +30,19 @@ struct WeightPlace {
 };
 
 template <class Op, bool kTransposed>
-class WeightEpilogue {
+class WeightEpilogue : public NothingAhead {
  public:
-  static constexpr int kStagingBytes = Op::kConfig.store_tiles * kStoreTileBytes;
+  static constexpr int kStagingBytes = kConsumers * Op::kConfig.store_tiles * kStoreTileBytes;
   static constexpr int kBarriers = 0;
 
   __device__ WeightEpilogue(const GemmArguments<typename Op::Element>& a, std::uint32_t staging, std::uint32_t,
                             ConsumerThread me)
       : a_(a), stores_(staging, me) {}
-  __device__ void begin(const Tile&, int) {}
   __device__ bool pending() const { return stores_.pending(); }
   __device__ void between() { stores_.between(*this); }
   __device__ void finish() { stores_.finish(*this); }
 
-  __device__ void run(const Tile& tile, int row0, const typename Op::Accumulators& acc) {
+  __device__ void run(const Tile& tile, int row0, const typename Op::Accumulators& acc, const Tile&, bool) {
     if (a_.accumulate && tile.rows == 0) return;
     finish();
     tile_ = tile;
@@ -75,17 +74,16 @@ class WeightEpilogue {
 
 /// fp32: 32 columns a piece, as 64 rows of 128 bytes, or transposed as two tiles of 32 rows with 32 of the piece's rows each.
 template <class Op, bool kTransposed>
-class FloatWeightEpilogue : public NothingPending {
+class FloatWeightEpilogue : public NothingPending, public NothingAhead {
  public:
-  static constexpr int kStagingBytes = Op::kConfig.store_tiles * kStoreTileBytes;
+  static constexpr int kStagingBytes = kConsumers * Op::kConfig.store_tiles * kStoreTileBytes;
   static constexpr int kBarriers = 0;
 
   __device__ FloatWeightEpilogue(const GemmArguments<typename Op::Element>& a, std::uint32_t staging, std::uint32_t,
                                  ConsumerThread me)
       : a_(a), me_(me), staging_(staging, me) {}
-  __device__ void begin(const Tile&, int) {}
 
-  __device__ void run(const Tile& tile, int row0, const typename Op::Accumulators& acc) {
+  __device__ void run(const Tile& tile, int row0, const typename Op::Accumulators& acc, const Tile&, bool) {
     if (a_.accumulate && tile.rows == 0) return;
     constexpr int kPieces = Op::kTileN / 32;
     const WeightPlace<Op, 32> place{a_, tile};

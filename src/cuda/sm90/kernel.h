@@ -27,6 +27,7 @@ class Consumer {
       if (epilogue.pending()) epilogue.between();
       finish_before_last();
     }
+    epilogue.products_issued();
     ptx::wgmma_wait<0>();
     pin(acc);
     if (blocks > 0) release(last_);
@@ -102,17 +103,25 @@ class Consumer {
 /// Bytes of dynamic shared memory: slack to align the tiles, the pipeline, the consumers' staging, the barriers.
 template <class Op, class Epilogue>
 constexpr int shared_bytes() {
-  return 1024 + Op::kStages * Op::kStageBytes + kConsumers * Epilogue::kStagingBytes + 16 * Op::kStages +
-         8 * kConsumers * Epilogue::kBarriers;
+  return 1024 + Op::kStages * Op::kStageBytes + Epilogue::kStagingBytes + 16 * Op::kStages + 8 * Epilogue::kBarriers;
 }
 
+/// The consumers' part. An Epilogue, one for each thread, knows of every tile of the CTA in order; the base classes in
+/// staging.h do nothing:
+///   start(first)                  before all tiles
+///   begin(tile, row0)             before the main loop of a tile of this warpgroup, whose rows begin at row0
+///   pending(), between()          work left over from the tile before, done in steps while the main loop's products run
+///   products_issued()             while the last products run
+///   run(tile, row0, acc, next, more)   the tile's sums are there; `next` is the CTA's next tile, if there is one more
+///   pass(tile, next, more)        instead of begin and run, for a tile of which this warpgroup has no rows
+///   skip()                        a tile of the other warpgroup (ping-pong)
+///   finish()                      after all tiles
 template <class Op, class Epilogue>
 __device__ void consume(const GemmArguments<typename Op::Element>& a, const SharedAddresses shared, const ConsumerThread me,
                         Scheduler<Op::kTileM, Op::kCluster, Op::kWeightGradient> scheduler) {
   constexpr int kBarrierOfTurn = 2;
   Consumer<Op> consumer(shared, me);
-  Epilogue epilogue(a, shared.staging + me.warpgroup * Epilogue::kStagingBytes,
-                    shared.extra + me.warpgroup * Epilogue::kBarriers * 8, me);
+  Epilogue epilogue(a, shared.staging, shared.extra, me);
   typename Op::Accumulators acc;
   const auto live = [&](const Tile& tile, int row0) {
     return Op::kWeightGradient || (row0 < tile.rows && tile.n < a.schedule.n_tiles);
@@ -122,6 +131,7 @@ __device__ void consume(const GemmArguments<typename Op::Element>& a, const Shar
   int turn = 0;
   Tile tile, following;
   bool more = scheduler.next(following);
+  if (more) epilogue.start(following);
   while (more) {
     tile = following;
     more = scheduler.next(following);  // a tile ahead: its two loads hide behind this main loop
@@ -131,9 +141,10 @@ __device__ void consume(const GemmArguments<typename Op::Element>& a, const Shar
       if (live(tile, row0)) {
         epilogue.begin(tile, row0);
         consumer.multiply(acc, blocks, me.warpgroup * kPanelBytes * Op::kBlocksM, epilogue);
-        epilogue.run(tile, row0, acc);
+        epilogue.run(tile, row0, acc, following, more);
       } else {
         consumer.drain(blocks);
+        epilogue.pass(tile, following, more);
       }
     } else {
       if (turn == me.warpgroup) {
@@ -144,9 +155,11 @@ __device__ void consume(const GemmArguments<typename Op::Element>& a, const Shar
         if (working) consumer.multiply(acc, blocks, 0, epilogue);
         else consumer.drain(blocks);
         ptx::named_arrive(kBarrierOfTurn + (me.warpgroup ^ 1), 256);
-        if (working) epilogue.run(tile, row0, acc);
+        if (working) epilogue.run(tile, row0, acc, following, more);
+        else epilogue.pass(tile, following, more);
       } else {
         consumer.skip(blocks);
+        epilogue.skip();
       }
       turn ^= 1;
     }
@@ -162,7 +175,7 @@ __global__ void __launch_bounds__(kThreads, 1) gemm_kernel(const __grid_constant
   shared.left = (ptx::shared_address(dynamic_shared) + 1023) & ~1023u;
   shared.right = shared.left + Op::kStages * Op::kLeftBytes;
   shared.staging = shared.right + Op::kStages * Op::kRightBytes;
-  shared.full = shared.staging + kConsumers * Epilogue::kStagingBytes;
+  shared.full = shared.staging + Epilogue::kStagingBytes;
   shared.empty = shared.full + 8 * Op::kStages;
   shared.extra = shared.empty + 8 * Op::kStages;
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
@@ -176,7 +189,7 @@ __global__ void __launch_bounds__(kThreads, 1) gemm_kernel(const __grid_constant
       ptx::barrier_init(shared.full + 8 * i, Op::kGathered ? 1 + 128 : 1);
       ptx::barrier_init(shared.empty + 8 * i, (Op::kPingPong ? 4 : 4 * kConsumers) * Op::kCluster);
     }
-    for (int i = 0; i < kConsumers * Epilogue::kBarriers; ++i) ptx::barrier_init(shared.extra + 8 * i, 1);
+    for (int i = 0; i < Epilogue::kBarriers; ++i) ptx::barrier_init(shared.extra + 8 * i, 1);
     ptx::fence_barrier_init();
   }
   __syncthreads();

@@ -15,11 +15,12 @@ namespace intarsia::cuda::sm90 {
 
 inline constexpr GemmConfig kTile256{};
 inline constexpr GemmConfig kTile256Pair{.cluster = 2};
-inline constexpr GemmConfig kTile256ThreePair{.stages = 3, .cluster = 2};  // room for z
+inline constexpr GemmConfig kTile256Three{.stages = 3};  // room for z
 inline constexpr GemmConfig kTile192PingPong{
     .tile_n = 192, .ping_pong = true, .cluster = 2, .store_tiles = 4, .store_round = 2};
 inline constexpr GemmConfig kTile128{.tile_n = 128};
-inline constexpr GemmConfig kTile128PingPong{.tile_n = 128, .ping_pong = true, .store_tiles = 4, .store_round = 4};
+inline constexpr GemmConfig kTile128PingPong{.tile_n = 128, .ping_pong = true, .z_slots = 4};
+inline constexpr GemmConfig kTile128PingPongDeep{.tile_n = 128, .stages = 5, .ping_pong = true};
 
 /// Kernels beyond the first of a product exist for bfloat16 alone.
 template <class Element>

@@ -71,7 +71,8 @@ class Staging {
   static constexpr int kRounds = kTiles / kPerRound;
   static_assert(kRounds >= 1);
 
-  __device__ Staging(std::uint32_t base, ConsumerThread me) : base_(base), me_(me) {}
+  /// `base`: of the CTA's staging.
+  __device__ Staging(std::uint32_t base, ConsumerThread me) : base_(base + me.warpgroup * kTiles * kStoreTileBytes), me_(me) {}
 
   /// Address of the round's first tile, free to be written.
   __device__ std::uint32_t acquire() {
@@ -103,6 +104,18 @@ struct NothingPending {
   __device__ static constexpr bool pending() { return false; }
   __device__ void between() {}
   __device__ void finish() {}
+};
+
+/// An epilogue that loads nothing of its own.
+struct NothingAhead {
+  template <class Tile>
+  __device__ void start(const Tile&) {}
+  template <class Tile>
+  __device__ void begin(const Tile&, int) {}
+  __device__ void products_issued() {}
+  template <class Tile>
+  __device__ void pass(const Tile&, const Tile&, bool) {}
+  __device__ void skip() {}
 };
 
 /// A warpgroup's part of a tile on its way to memory, as packed pieces of 64 x 64. Cooperative kernels keep the packed pieces
