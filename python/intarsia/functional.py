@@ -14,7 +14,7 @@ from . import ops
 from .errors import InvalidArgument
 from .ops.define import nothing, score_dtype
 from .ops.layer import GATED
-from .ops.moe import MoeOptions
+from .ops.moe import MoeOptions, list_views
 from .routing import (
     LOGITS_DTYPES,
     ROUTER_SCORES,
@@ -94,7 +94,7 @@ def moe(
             k, scores, groups, top_groups, renormalise, float(scale), logits_dtype, nan_tokens is not None,
             return_routing is True, layout, transposed, activation, score_on, save, save_z, backend,
         )  # fmt: skip
-        y, logits, chosen, ids, *lists, found, _, _, _ = ops.moe_forward(*tensors, options)
+        y, chosen, logits, lists, found, _, _, _ = ops.moe_forward(*tensors, options)
     except Exception:
         try:
             _moe_tensors(*tensors, transposed)
@@ -107,6 +107,7 @@ def moe(
         nan_tokens.add_(found)
     if not return_routing:
         return y
+    ids, *lists = list_views(lists, chosen.shape)
     return y, Routing(nothing(x) if logits is None else logits, ids, chosen, IndexLists(*lists))
 
 

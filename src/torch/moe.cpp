@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 
 #include "intarsia/moe.h"
 #include "torch/arguments.h"
@@ -30,24 +31,18 @@ TensorView dense_like(const TensorView& v) {
 /// Tensors in the order in which they are returned.
 class Outputs {
  public:
-  /// `x`: dtype of the empty ones.
-  Outputs(Device device, DType x) : device_(device), x_(x) { tensors_.reserve(12); }
+  /// `empty`: dtype of an empty tensor for each output that nobody asked for. Without it Python gets None.
+  explicit Outputs(Device device, std::optional<DType> empty = {}) : device_(device), empty_(empty) { tensors_.reserve(8); }
 
   /// A contiguous tensor.
   TensorView add(DType dtype, std::initializer_list<std::int64_t> shape) { return make({nullptr, dtype, shape, device_}); }
-  /// An absent view, and an empty tensor for torch, where it is not wanted.
+  /// An absent view where it is not wanted.
   TensorView add_if(bool wanted, DType dtype, std::initializer_list<std::int64_t> shape) {
-    if (wanted) return add(dtype, shape);
-    add(x_, {0});
-    return {};
+    return wanted ? add(dtype, shape) : leave_out();
   }
-  /// The gradient of v, with its strides; an absent view, and None for Python, where it is not wanted.
+  /// The gradient of v, with its strides; an absent view where it is not wanted.
   TensorView add_gradient(bool wanted, const TensorView& v) {
-    if (wanted && v.defined()) return make(dense_like(v));
-    AtenTensorHandle handle = nullptr;
-    check(aoti_torch_new_uninitialized_tensor(&handle), "aoti_torch_new_uninitialized_tensor");
-    tensors_.emplace_back(handle);
-    return {};
+    return wanted && v.defined() ? make(dense_like(v)) : leave_out();
   }
   AtenTensorHandle last() const { return tensors_.back().get(); }
 
@@ -64,10 +59,42 @@ class Outputs {
     return v;
   }
 
+  TensorView leave_out() {
+    if (empty_) {
+      add(*empty_, {0});
+    } else {
+      AtenTensorHandle handle = nullptr;
+      check(aoti_torch_new_uninitialized_tensor(&handle), "aoti_torch_new_uninitialized_tensor");
+      tensors_.emplace_back(handle);
+    }
+    return {};
+  }
+
   Device device_;
-  DType x_;
+  std::optional<DType> empty_;
   std::vector<TensorReference> tensors_;
 };
+
+// ---- the lists
+
+/// int32 entries of the one tensor that ids and lists lie in, so that a call makes, keeps and frees one instead of five.
+std::int64_t list_entries(std::int64_t slots, std::int64_t experts) { return 4 * slots + experts + 1; }
+
+/// ids (T, K), row_token (R), row_slot (R), slot_row (T, K) and expert_offsets (E+1), in this order, with R = T*K.
+template <class Op>
+void set_lists(Op& op, const TensorView& lists, std::int64_t tokens, std::int64_t k, std::int64_t experts) {
+  auto* next = static_cast<std::int32_t*>(lists.data);
+  const auto take = [&](std::initializer_list<std::int64_t> shape) {
+    const TensorView list(next, DType::int32, shape, lists.device);
+    next += list.numel();
+    return list;
+  };
+  op.ids = take({tokens, k});
+  op.row_token = take({tokens * k});
+  op.row_slot = take({tokens * k});
+  op.slot_row = take({tokens, k});
+  op.expert_offsets = take({experts + 1});
+}
 
 // ---- forward
 
@@ -123,13 +150,9 @@ void make_outputs(Outputs& out, MoeForward& op, const Options& o) {
   const std::int64_t z_width = gate_factor(op.activation) * op.w_down.weight.size(op.w_down.transposed ? 1 : 2);
   op.logits_dtype = o.input_dtype ? x : score;
   op.y = out.add(x, {tokens, op.x.size(1)});
-  op.logits = out.add_if(o.return_logits, op.logits_dtype, {tokens, experts});
   op.scores = out.add(score, {tokens, o.k});
-  op.ids = out.add(DType::int32, {tokens, o.k});
-  op.expert_offsets = out.add(DType::int32, {experts + 1});
-  op.row_token = out.add(DType::int32, {rows});
-  op.row_slot = out.add(DType::int32, {rows});
-  op.slot_row = out.add(DType::int32, {tokens, o.k});
+  op.logits = out.add_if(o.return_logits, op.logits_dtype, {tokens, experts});
+  set_lists(op, out.add(DType::int32, {list_entries(rows, experts)}), tokens, o.k, experts);
   op.nan_tokens = out.add_if(o.count_nan_tokens, DType::int32, {1});
   if (o.count_nan_tokens) check(aoti_torch_zero_(out.last()), "aoti_torch_zero_");
   op.z = out.add_if(o.save_z, x, {rows, z_width});
@@ -139,6 +162,13 @@ void make_outputs(Outputs& out, MoeForward& op, const Options& o) {
 }
 
 // ---- backward
+
+void take_lists(MoeBackward& op, const TensorView& lists) {
+  const std::int64_t experts = op.w_router.size(0), entries = list_entries(op.scores.numel(), experts);
+  if (op.scores.rank != 2 || lists.rank != 1 || lists.dtype != DType::int32 || !lists.contiguous() || lists.size(0) != entries)
+    throw InvalidArgument("moe_backward: lists: expected those that moe_forward returned beside these scores and experts");
+  set_lists(op, lists, op.scores.size(0), op.scores.size(1), experts);
+}
 
 /// In the order of the schema. `asked` has a bit for each gradient, in the order in which they are returned.
 void take(Arguments& a, MoeBackward& op, std::int64_t& asked, Context& context) {
@@ -153,13 +183,10 @@ void take(Arguments& a, MoeBackward& op, std::int64_t& asked, Context& context) 
   a.optional_in("b_down", op.b_down);
   a.optional_inout("z", op.z);
   a.optional_in("logits", op.logits);
-  a.in("ids", op.ids);
   a.in("scores", op.scores);
   a.optional_in("raw_scores", op.raw_scores);
-  a.in("expert_offsets", op.expert_offsets);
-  a.in("row_token", op.row_token);
-  a.in("row_slot", op.row_slot);
-  a.in("slot_row", op.slot_row);
+  TensorView lists;
+  a.in("lists", lists);
   a.value("scores_kind", op.scores_kind);
   a.value("renormalise", op.renormalise);
   a.value("scale", op.scale);
@@ -174,6 +201,7 @@ void take(Arguments& a, MoeBackward& op, std::int64_t& asked, Context& context) 
   a.value("backend", context.backend);
   a.finish(MoeBackward::kName);
   op.w_down.transposed = op.w_up.transposed;
+  take_lists(op, lists);
 }
 
 /// In the order of the schema.
@@ -189,8 +217,8 @@ void make_outputs(Outputs& out, MoeBackward& op, std::int64_t asked) {
   op.db_down = gradient(op.b_down);
 }
 
-}  // namespace
-
+/// With an empty tensor, or None, for an output that nobody asked for.
+template <bool kEmpty>
 void moe_forward(StableIValue* stack, std::uint64_t, std::uint64_t) {
   with_typed_errors([&] {
     MoeForward op;
@@ -198,7 +226,7 @@ void moe_forward(StableIValue* stack, std::uint64_t, std::uint64_t) {
     Context context;
     Arguments arguments(stack);
     take(arguments, op, options, context);
-    Outputs outputs(arguments.device(), op.x.dtype);
+    Outputs outputs(arguments.device(), kEmpty ? std::optional(op.x.dtype) : std::nullopt);
     make_outputs(outputs, op, options);
     run_with_torch(op, context, arguments.device());
     outputs.give(stack);
@@ -212,11 +240,19 @@ void moe_backward(StableIValue* stack, std::uint64_t, std::uint64_t) {
     Context context;
     Arguments arguments(stack);
     take(arguments, op, asked, context);
-    Outputs outputs(arguments.device(), op.x.dtype);
+    Outputs outputs(arguments.device());
     make_outputs(outputs, op, asked);
     run_with_torch(op, context, arguments.device());
     outputs.give(stack);
   });
+}
+
+}  // namespace
+
+void register_moe(torch::stable::detail::StableLibrary& library) {
+  library.impl("moe_forward", &moe_forward<true>);
+  library.impl("moe_forward.optional", &moe_forward<false>);
+  library.impl("moe_backward", &moe_backward);
 }
 
 }  // namespace intarsia::torch_shim

@@ -25,7 +25,7 @@ class Operator:
         setup: Callable | None,
         backward: Callable,
         options: type | None,
-        own: int | None,
+        own: Callable | None,
     ):
         self.overload = getattr(torch.ops.intarsia, name).default
         self._kernel, self._options, self._own = kernel, options, own
@@ -36,18 +36,12 @@ class Operator:
                 output = kernel(*arguments)
             if setup is not None:
                 setup(ctx, arguments, output)
-            return output
-
-        def forward_of_own(ctx, *arguments):
-            *arguments, others = arguments
-            output = forward(ctx, *arguments)
-            others += output[own:]
-            return output[:own]
+            if own is None:
+                return output
+            count = own(arguments[-1])
+            return *output[:count], output[count:]
 
         functions = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-        if own is not None:
-            gradient = lambda ctx, *gradients: (*backward(ctx, *gradients), None)  # noqa: E731
-            functions = {"forward": staticmethod(forward_of_own), "backward": staticmethod(gradient)}
         self._node = type(name, (torch.autograd.Function,), functions)
         # What torch.autograd.Function.apply adds is for function transforms, which are not active where this is called.
         self._apply = super(torch.autograd.Function, self._node).apply
@@ -56,10 +50,8 @@ class Operator:
         if torch.compiler.is_compiling() or not self._unobserved(arguments):
             return self.overload(*(arguments if self._options is None else (*arguments[:-1], *arguments[-1])))
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
-            if self._own is None:
-                return self._apply(*arguments)
-            others = []
-            return (*self._apply(*arguments, others), *others)
+            output = self._apply(*arguments)
+            return output if self._own is None else (*output[:-1], *output[-1])
         with torch._C._AutoDispatchBelowAutograd():
             return self._kernel(*arguments)
 
@@ -82,7 +74,7 @@ def define(
     setup: Callable | None = None,
     backward: Callable | None = None,
     options: type | None = None,
-    own: int | None = None,
+    own: Callable | None = None,
     native: bool = False,
 ) -> Operator:
     """Registers intarsia::<name> and returns the operator.
@@ -91,8 +83,9 @@ def define(
     operator; `fake` gives their shapes alone. Without `backward` a gradient through the operator is refused in a
     sentence (or there is none to give, for integer outputs). `options`, a NamedTuple, is one argument in the place of
     the last ones of the schema: autograd looks at every argument of a node, and what it looks at takes time. So does
-    every output: those from `own` on, which have no gradient, go around the node where it is entered directly.
-    `native`: the shim has the operator itself, and `kernel` serves builds without it.
+    every output: the first `own(options)` have a gradient, and the others go around the node where it is entered
+    directly, as one. `native`: the shim has the operator itself, and as its overload .optional, which gives None for an
+    output that nobody asked for; `kernel` serves builds without it.
     """
     name = schema.partition("(")[0]
     library, qualified = _core.library, f"intarsia::{name}"
@@ -110,8 +103,11 @@ def define(
         return with_all_outputs
 
     def setup_context(ctx, inputs, output):
+        arguments = packed(inputs)
+        if own is not None:
+            ctx.mark_non_differentiable(*output[own(arguments[-1]) :])
         if setup is not None:
-            setup(ctx, packed(inputs), output)
+            setup(ctx, arguments, output)
 
     def gradient(ctx, *gradients):
         found = backward(ctx, *gradients)
@@ -125,9 +121,9 @@ def define(
     library.impl(name, registered(kernel), "CompositeExplicitAutograd")
     torch.library.register_fake(qualified, registered(shapes), lib=library)
     torch.library.register_autograd(qualified, gradient, setup_context=setup_context, lib=library)
-    if native and _core.binding()[0] == "shim":
-        overload = getattr(torch.ops.intarsia, name).default
-        kernel = lambda *arguments: _core.call(overload, *arguments[:-1], *arguments[-1])  # noqa: E731
+    if native and (optional := _core.native(schema.replace("(", ".optional(", 1))):
+        torch.library.register_fake(f"{qualified}.optional", lambda *a: shapes(*packed(a)), lib=library)
+        kernel = lambda *arguments: _core.call(optional, *arguments[:-1], *arguments[-1])  # noqa: E731
     return Operator(name, kernel, setup, backward, options, own)
 
 

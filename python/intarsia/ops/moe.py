@@ -44,9 +44,7 @@ _ROUTER = ("x", "w_router", "b_router")
 _EXPERTS = ("w_up", "w_up_second", "w_down", "b_up", "b_down")
 TENSORS = (*_ROUTER, "expert_bias", "token_mask", *_EXPERTS, "addend")
 _LEARNING = (*_ROUTER, *_EXPERTS)  # whose gradients moe_backward computes
-_LISTS = ("expert_offsets", "row_token", "row_slot", "slot_row")
-_OWN = 3  # y, logits, scores: the outputs that have a gradient
-_KEPT = (*_LEARNING, "z", "logits", "ids", "scores", "raw_scores", *_LISTS)
+_KEPT = (*_LEARNING, "z", "logits", "scores", "raw_scores", "lists")
 
 
 # ---- which dtypes
@@ -74,13 +72,25 @@ def _keeps_logits(x, w_router, o):
     return o.save_z and o.scores_kind == "softmax" and _backward_dtype(x, w_router).itemsize == 2
 
 
+# ---- ids and lists, in one tensor: a call makes, keeps and frees one instead of five
+
+
+def list_views(lists, slots: tuple[int, int]) -> tuple:
+    """ids (T, K), expert_offsets (E+1), row_token (R), row_slot (R) and slot_row (T, K), for slots (T, K), R = T*K."""
+    tokens, k = slots
+    rows = tokens * k
+    ids, row_token, row_slot, slot_row, expert_offsets = lists.split((rows, rows, rows, rows, lists.shape[0] - 4 * rows))
+    return ids.view(tokens, k), expert_offsets, row_token, row_slot, slot_row.view(tokens, k)
+
+
 # ---- forward
 
 
 def _forward(*arguments):
     x, w_router, b_router, expert_bias, token_mask, w_up, w_up_second, w_down, b_up, b_down, addend, o = arguments
     outputs = _outputs(*arguments)
-    y, logits, scores, ids, *lists, nan_tokens, z, raw_scores, kept_logits = outputs
+    y, scores, logits, lists, nan_tokens, z, raw_scores, kept_logits = outputs
+    ids, *lists = list_views(lists, scores.shape)
     rounded_logits = kept_logits
     if o.input_dtype and kept_logits is not None:  # they need no rounding
         logits, rounded_logits = kept_logits, None
@@ -100,18 +110,12 @@ def _outputs(*arguments) -> tuple:
     tokens, experts, k = x.shape[0], w_router.shape[0], o.k
     keeps = _keeps_logits(x, w_router, o) and not (o.return_logits and o.input_dtype)
     scores = x.new_empty((tokens, k), dtype=score_dtype(x.dtype))
-    ids = x.new_empty((tokens, k), dtype=torch.int32)
-    row_token = ids.new_empty((tokens * k,))
     return (
         torch.empty_like(x, memory_format=torch.contiguous_format),
-        x.new_empty((tokens, experts), dtype=_logits_dtype(x, o)) if o.return_logits else None,
         scores,
-        ids,
-        ids.new_empty((experts + 1,)),
-        row_token,
-        torch.empty_like(row_token),
-        torch.empty_like(ids),
-        ids.new_zeros((1,)) if o.count_nan_tokens else None,
+        x.new_empty((tokens, experts), dtype=_logits_dtype(x, o)) if o.return_logits else None,
+        x.new_empty((4 * tokens * k + experts + 1,), dtype=torch.int32),
+        x.new_zeros((1,), dtype=torch.int32) if o.count_nan_tokens else None,
         x.new_empty((tokens * k, z_width(o.activation, w_down, o.transposed))) if o.save_z else None,
         torch.empty_like(scores) if o.scores_kind == "sigmoid_group" else None,
         x.new_empty((tokens, experts)) if keeps else None,
@@ -123,20 +127,23 @@ def _outputs(*arguments) -> tuple:
 
 def _setup(ctx, inputs, output):
     x, w_router, b_router, _, _, *experts, _, o = inputs
-    _, logits, scores, ids, *lists, _, z, raw_scores, kept_logits = output
-    fixed = output[_OWN:] if o.return_logits else (logits, *output[_OWN:])
-    ctx.mark_non_differentiable(*[t for t in fixed if t is not None])
+    _, scores, logits, lists, _, z, raw_scores, kept_logits = output
     ctx.set_materialize_grads(False)
     ctx.options, ctx.z_state = o, Preactivations("moe", o.overwrite_z)
-    keeps_logits = any(ctx.needs_input_grad[:3]) and _keeps_logits(x, w_router, o)
+    keeps_logits = _keeps_logits(x, w_router, o) and any(ctx.needs_input_grad[:3])
     ctx.save_for_backward(
         x, w_router, b_router, *experts, wanted(o.save_z, z),
         wanted(keeps_logits, logits if o.return_logits and o.input_dtype else kept_logits),
-        ids, scores, wanted(o.scores_kind == "sigmoid_group", raw_scores), *lists,
+        scores, wanted(o.scores_kind == "sigmoid_group", raw_scores), lists,
     )  # fmt: skip
 
 
-def _gradient(ctx, dy, dlogits, dscores, *_):
+def _own(o: MoeOptions) -> int:
+    """How many outputs have a gradient: y, scores, and logits that were asked for."""
+    return 3 if o.return_logits else 2
+
+
+def _gradient(ctx, dy, dscores, dlogits, *_):
     if dy is not None:
         ctx.z_state.check()
     asked = asked_for(ctx, TENSORS)
@@ -174,24 +181,24 @@ def _gradient_memory(name: str, t: torch.Tensor) -> torch.Tensor:
 
 def _gradients(dy, saved, o: MoeOptions, asked: set[str], overwrite_z: bool, dtypes: tuple[str, str]) -> list:
     """None for one that is not asked for."""
-    x, w_router, b_router, w_up, w_up_second, w_down, b_up, b_down, z, *router_and_lists = saved
+    x, w_router, b_router, w_up, w_up_second, w_down, b_up, b_down, z, logits, scores, raw_scores, lists = saved
+    ids, *lists = list_views(lists, scores.shape)
     gradients = [_gradient_memory(n, t) if n in asked else None for n, t in zip(_LEARNING, saved, strict=False)]
     *of_router, dw_up, dw_up_second, dw_down, db_up, db_down = gradients
     _core.call(
         _core.raw_operators["moe_backward"].call,
-        dy, x, w_router, b_router, *router_and_lists, w_up, w_up_second, o.gate_block, o.transposed, w_down,
-        o.transposed, b_up, b_down, o.scores_kind, o.renormalise, o.scale, *dtypes, o.activation, o.score_on,
-        overwrite_z, z, *of_router, dw_up, dw_up_second, o.gate_block, o.transposed, dw_down, o.transposed, db_up,
-        db_down, o.backend,
+        dy, x, w_router, b_router, logits, ids, scores, raw_scores, *lists, w_up, w_up_second, o.gate_block,
+        o.transposed, w_down, o.transposed, b_up, b_down, o.scores_kind, o.renormalise, o.scale, *dtypes, o.activation,
+        o.score_on, overwrite_z, z, *of_router, dw_up, dw_up_second, o.gate_block, o.transposed, dw_down, o.transposed,
+        db_up, db_down, o.backend,
     )  # fmt: skip
     return gradients
 
 
 _native_backward = _core.native(
     "moe_backward(Tensor dy, Tensor x, Tensor w_router, Tensor? b_router, Tensor w_up, Tensor? w_up_second, "
-    "Tensor w_down, Tensor? b_up, Tensor? b_down, Tensor(a!)? z, Tensor? logits, Tensor ids, Tensor scores, "
-    "Tensor? raw_scores, Tensor expert_offsets, Tensor row_token, Tensor row_slot, Tensor slot_row, str scores_kind, "
-    "bool renormalise, float scale, str logits_dtype, str dlogits_dtype, int gate_block, bool transposed, "
+    "Tensor w_down, Tensor? b_up, Tensor? b_down, Tensor(a!)? z, Tensor? logits, Tensor scores, "
+    "Tensor? raw_scores, Tensor lists, str scores_kind, bool renormalise, float scale, str logits_dtype, str dlogits_dtype, int gate_block, bool transposed, "
     "str activation, str score_on, bool overwrite_z, int asked, str backend) -> "
     "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
@@ -213,6 +220,8 @@ def _backward_in_steps(dy, dlogits, dscores, saved, o: MoeOptions, asked: set[st
     their own, which are added between the steps.
     """
     values, gradients, router = dict(zip(_KEPT, saved, strict=True)), {}, not asked.isdisjoint(_ROUTER)
+    names = ("ids", "expert_offsets", "row_token", "row_slot", "slot_row")
+    values |= zip(names, list_views(values.pop("lists"), values["scores"].shape), strict=True)
     if dy is not None:
         gradients = expert_gradients(dy, values | _layer_options(o), asked | {"scores"} if router else asked, z_state)
         dscores = _sum(dscores, gradients.pop("scores", None))
@@ -255,14 +264,13 @@ moe_forward = define(
     "Tensor? w_up_second, Tensor w_down, Tensor? b_up, Tensor? b_down, Tensor? addend, int k, str scores_kind, "
     "int groups, int top_groups, bool renormalise, float scale, bool input_dtype, bool count_nan_tokens, "
     "bool return_logits, int gate_block, bool transposed, str activation, str score_on, bool save_z, "
-    "bool overwrite_z, str backend) -> (Tensor y, Tensor logits, Tensor scores, Tensor ids, Tensor expert_offsets, "
-    "Tensor row_token, Tensor row_slot, Tensor slot_row, Tensor nan_tokens, Tensor z, Tensor raw_scores, "
-    "Tensor kept_logits)",
+    "bool overwrite_z, str backend) -> (Tensor y, Tensor scores, Tensor logits, Tensor lists, Tensor nan_tokens, "
+    "Tensor z, Tensor raw_scores, Tensor kept_logits)",
     _forward,
     _outputs,
     _setup,
     _gradient,
     MoeOptions,
-    _OWN,
+    _own,
     native=True,
 )
