@@ -92,7 +92,8 @@ def moe(
         save_z = save == "preactivation" and check.requires_gradient(*tensors[:-1])
         options = _moe_options(
             k, scores, groups, top_groups, renormalise, float(scale), logits_dtype, nan_tokens is not None,
-            return_routing is True, layout, transposed, activation, score_on, save, save_z, backend,
+            1 + bool(return_routing) + (return_routing is True), layout, transposed, activation, score_on, save, save_z,
+            backend,
         )  # fmt: skip
         y, chosen, logits, lists, found, _, _, _ = ops.moe_forward(*tensors, options)
     except Exception:
@@ -125,7 +126,7 @@ def _moe_tensors(
 
 @check.once
 def _moe_options(
-    k, scores, groups, top_groups, renormalise, scale, logits_dtype, count_nan_tokens, return_logits, layout,
+    k, scores, groups, top_groups, renormalise, scale, logits_dtype, count_nan_tokens, returned, layout,
     transposed, activation, score_on, save, save_z, backend,
 ) -> MoeOptions:  # fmt: skip
     name = "moe"
@@ -133,8 +134,8 @@ def _moe_options(
     check.choice(name, "scores", scores, ROUTER_SCORES)
     gate_block = _expert_options(name, activation, layout, score_on, save)
     return MoeOptions(
-        k, scores, groups, top_groups, renormalise, scale, logits_dtype == "input", count_nan_tokens,
-        return_logits, gate_block, transposed, activation, score_on, save_z, True, backend or "automatic",
+        k, scores, groups, top_groups, bool(renormalise), scale, logits_dtype == "input", count_nan_tokens,
+        returned, gate_block, bool(transposed), activation, score_on, save_z, True, backend or "automatic",
     )  # fmt: skip
 
 

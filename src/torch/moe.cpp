@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <optional>
+#include <type_traits>
 
 #include "intarsia/moe.h"
 #include "torch/arguments.h"
@@ -96,16 +98,96 @@ void set_lists(Op& op, const TensorView& lists, std::int64_t tokens, std::int64_
   op.expert_offsets = take({experts + 1});
 }
 
-// ---- forward
+// ---- options
 
-/// What the operator takes beside the fields of MoeForward.
+/// MoeOptions of python/intarsia/ops/moe.py.
 struct Options {
-  std::int64_t k = 1;
-  bool input_dtype = false, count_nan_tokens = false, return_logits = false, save_z = false, overwrite_z = false;
+  std::int64_t k = 1, groups = 1, top_groups = 1, returned = 1, gate_block = 0;
+  RouterScores scores_kind{};
+  Activation activation{};
+  ScorePlacement score_on{};
+  Backend backend{};
+  double scale = 1;
+  bool renormalise = false, input_dtype = false, count_nan_tokens = false, transposed = false, save_z = false,
+       overwrite_z = false;
+
+  bool returns_logits() const { return returned == 3; }
 };
 
+/// In the order of the schema: from arguments, or from words.
+template <class Values>
+void take(Values& v, Options& o) {
+  v.value("k", o.k);
+  v.value("scores_kind", o.scores_kind);
+  v.value("groups", o.groups);
+  v.value("top_groups", o.top_groups);
+  v.value("renormalise", o.renormalise);
+  v.value("scale", o.scale);
+  v.value("input_dtype", o.input_dtype);
+  v.value("count_nan_tokens", o.count_nan_tokens);
+  v.value("returned", o.returned);
+  v.value("gate_block", o.gate_block);
+  v.value("transposed", o.transposed);
+  v.value("activation", o.activation);
+  v.value("score_on", o.score_on);
+  v.value("save_z", o.save_z);
+  v.value("overwrite_z", o.overwrite_z);
+  v.value("backend", o.backend);
+}
+
+/// Values from one argument, a text with a word for each (words() of python/intarsia/ops/define.py): torch takes a third of a
+/// microsecond for every argument.
+class Words {
+ public:
+  explicit Words(std::string_view text) : text_(text) {}
+
+  void value(const char* name, bool& v) {
+    const std::string_view word = next();
+    if (word != "True" && word != "False") fail(name, word);
+    v = word == "True";
+  }
+  template <class Number>
+    requires std::is_arithmetic_v<Number>
+  void value(const char* name, Number& v) {
+    const std::string_view word = next();
+    const char* end = word.data() + word.size();
+    if (const auto read = std::from_chars(word.data(), end, v); read.ec != std::errc() || read.ptr != end) fail(name, word);
+  }
+  template <class Enum>
+    requires std::is_enum_v<Enum>
+  void value(const char*, Enum& v) {
+    v = parse<Enum>(next());
+  }
+
+ private:
+  std::string_view next() {
+    const std::string_view word = text_.substr(0, text_.find(kSeparator));
+    text_.remove_prefix(std::min(text_.size(), word.size() + 1));
+    return word;
+  }
+  [[noreturn]] static void fail(const char* name, std::string_view word) {
+    throw InvalidArgument(std::string(name) + ": expected a number, got " + std::string(word));
+  }
+
+  static constexpr char kSeparator = '\n';
+  std::string_view text_;
+};
+
+template <class Op>
+void set_options(Op& op, const Options& o) {
+  op.scores_kind = o.scores_kind;
+  op.renormalise = o.renormalise;
+  op.scale = o.scale;
+  op.w_up.gate_block = o.gate_block;
+  op.w_up.transposed = op.w_down.transposed = o.transposed;
+  op.activation = o.activation;
+  op.score_on = o.score_on;
+}
+
+// ---- forward
+
 /// In the order of the schema.
-void take(Arguments& a, MoeForward& op, Options& o, Context& context) {
+void take(Arguments& a, MoeForward& op) {
   a.in("x", op.x);
   a.in("w_router", op.w_router);
   a.optional_in("b_router", op.b_router);
@@ -117,25 +199,13 @@ void take(Arguments& a, MoeForward& op, Options& o, Context& context) {
   a.optional_in("b_up", op.b_up);
   a.optional_in("b_down", op.b_down);
   a.optional_in("addend", op.addend);
-  a.value("k", o.k);
-  a.value("scores_kind", op.scores_kind);
-  a.value("groups", op.groups);
-  a.value("top_groups", op.top_groups);
-  a.value("renormalise", op.renormalise);
-  a.value("scale", op.scale);
-  a.value("input_dtype", o.input_dtype);
-  a.value("count_nan_tokens", o.count_nan_tokens);
-  a.value("return_logits", o.return_logits);
-  a.value("gate_block", op.w_up.gate_block);
-  a.value("transposed", op.w_up.transposed);
-  a.value("activation", op.activation);
-  a.value("score_on", op.score_on);
-  a.value("save_z", o.save_z);
-  a.value("overwrite_z", o.overwrite_z);
-  a.value("backend", context.backend);
-  a.finish(MoeForward::kName);
+}
+
+void set_options(MoeForward& op, const Options& o) {
   if (o.k < 1) throw InvalidArgument("moe_forward: k: expected at least 1, got " + std::to_string(o.k));
-  op.w_down.transposed = op.w_up.transposed;
+  set_options<MoeForward>(op, o);
+  op.groups = o.groups;
+  op.top_groups = o.top_groups;
 }
 
 /// Whether logits are kept for backward: by softmax alone, where they have 16 bits.
@@ -151,13 +221,13 @@ void make_outputs(Outputs& out, MoeForward& op, const Options& o) {
   op.logits_dtype = o.input_dtype ? x : score;
   op.y = out.add(x, {tokens, op.x.size(1)});
   op.scores = out.add(score, {tokens, o.k});
-  op.logits = out.add_if(o.return_logits, op.logits_dtype, {tokens, experts});
+  op.logits = out.add_if(o.returns_logits(), op.logits_dtype, {tokens, experts});
   set_lists(op, out.add(DType::int32, {list_entries(rows, experts)}), tokens, o.k, experts);
   op.nan_tokens = out.add_if(o.count_nan_tokens, DType::int32, {1});
   if (o.count_nan_tokens) check(aoti_torch_zero_(out.last()), "aoti_torch_zero_");
   op.z = out.add_if(o.save_z, x, {rows, z_width});
   op.raw_scores = out.add_if(op.scores_kind == RouterScores::sigmoid_group, score, {tokens, o.k});
-  const TensorView kept = out.add_if(keeps_logits(op, o) && !(o.return_logits && o.input_dtype), x, {tokens, experts});
+  const TensorView kept = out.add_if(keeps_logits(op, o) && !(o.returns_logits() && o.input_dtype), x, {tokens, experts});
   if (kept.defined()) (o.input_dtype ? op.logits : op.rounded_logits) = kept;
 }
 
@@ -171,7 +241,7 @@ void take_lists(MoeBackward& op, const TensorView& lists) {
 }
 
 /// In the order of the schema. `asked` has a bit for each gradient, in the order in which they are returned.
-void take(Arguments& a, MoeBackward& op, std::int64_t& asked, Context& context) {
+void take(Arguments& a, MoeBackward& op, Options& o, std::int64_t& asked) {
   a.in("dy", op.dy);
   a.in("x", op.x);
   a.in("w_router", op.w_router);
@@ -187,21 +257,17 @@ void take(Arguments& a, MoeBackward& op, std::int64_t& asked, Context& context) 
   a.optional_in("raw_scores", op.raw_scores);
   TensorView lists;
   a.in("lists", lists);
-  a.value("scores_kind", op.scores_kind);
-  a.value("renormalise", op.renormalise);
-  a.value("scale", op.scale);
-  a.value("logits_dtype", op.logits_dtype);
-  a.value("dlogits_dtype", op.dlogits_dtype);
-  a.value("gate_block", op.w_up.gate_block);
-  a.value("transposed", op.w_up.transposed);
-  a.value("activation", op.activation);
-  a.value("score_on", op.score_on);
-  a.value("overwrite_z", op.overwrite_z);
-  a.value("asked", asked);
-  a.value("backend", context.backend);
+  a.text([&](std::string_view text) {
+    Words words(text);
+    take(words, o);
+    words.value("logits_dtype", op.logits_dtype);
+    words.value("dlogits_dtype", op.dlogits_dtype);
+    words.value("overwrite_z", op.overwrite_z);
+    words.value("asked", asked);
+  });
   a.finish(MoeBackward::kName);
-  op.w_down.transposed = op.w_up.transposed;
   take_lists(op, lists);
+  set_options(op, o);
 }
 
 /// In the order of the schema.
@@ -217,32 +283,50 @@ void make_outputs(Outputs& out, MoeBackward& op, std::int64_t asked) {
   op.db_down = gradient(op.b_down);
 }
 
-/// With an empty tensor, or None, for an output that nobody asked for.
-template <bool kEmpty>
+void forward(StableIValue* stack, MoeForward& op, Arguments& arguments, const Options& o, std::optional<DType> empty) {
+  arguments.finish(MoeForward::kName);
+  set_options(op, o);
+  Outputs outputs(arguments.device(), empty);
+  make_outputs(outputs, op, o);
+  run_with_torch(op, {.backend = o.backend}, arguments.device());
+  outputs.give(stack);
+}
+
 void moe_forward(StableIValue* stack, std::uint64_t, std::uint64_t) {
   with_typed_errors([&] {
     MoeForward op;
     Options options;
-    Context context;
     Arguments arguments(stack);
-    take(arguments, op, options, context);
-    Outputs outputs(arguments.device(), kEmpty ? std::optional(op.x.dtype) : std::nullopt);
-    make_outputs(outputs, op, options);
-    run_with_torch(op, context, arguments.device());
-    outputs.give(stack);
+    take(arguments, op);
+    take(arguments, options);
+    forward(stack, op, arguments, options, op.x.dtype);
   });
 }
 
-void moe_backward(StableIValue* stack, std::uint64_t, std::uint64_t) {
+void moe_forward_native(StableIValue* stack, std::uint64_t, std::uint64_t) {
+  with_typed_errors([&] {
+    MoeForward op;
+    Options options;
+    Arguments arguments(stack);
+    take(arguments, op);
+    arguments.text([&](std::string_view text) {
+      Words words(text);
+      take(words, options);
+    });
+    forward(stack, op, arguments, options, {});
+  });
+}
+
+void moe_backward_native(StableIValue* stack, std::uint64_t, std::uint64_t) {
   with_typed_errors([&] {
     MoeBackward op;
+    Options options;
     std::int64_t asked = 0;
-    Context context;
     Arguments arguments(stack);
-    take(arguments, op, asked, context);
+    take(arguments, op, options, asked);
     Outputs outputs(arguments.device());
     make_outputs(outputs, op, asked);
-    run_with_torch(op, context, arguments.device());
+    run_with_torch(op, {.backend = options.backend}, arguments.device());
     outputs.give(stack);
   });
 }
@@ -250,9 +334,9 @@ void moe_backward(StableIValue* stack, std::uint64_t, std::uint64_t) {
 }  // namespace
 
 void register_moe(torch::stable::detail::StableLibrary& library) {
-  library.impl("moe_forward", &moe_forward<true>);
-  library.impl("moe_forward.optional", &moe_forward<false>);
-  library.impl("moe_backward", &moe_backward);
+  library.impl("moe_forward", &moe_forward);
+  library.impl("moe_forward.native", &moe_forward_native);
+  library.impl("moe_backward.native", &moe_backward_native);
 }
 
 }  // namespace intarsia::torch_shim

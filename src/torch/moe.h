@@ -1,5 +1,5 @@
-// intarsia::moe_forward and moe_backward, the operators that make their own outputs: in Python each would take as long as a
-// kernel launch.
+// intarsia::moe_forward, and overloads .native of it and of moe_backward for calls that nobody looks at. They make their own
+// outputs: in Python each would take as long as a kernel launch.
 #pragma once
 
 #include <torch/csrc/stable/library.h>

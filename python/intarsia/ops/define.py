@@ -2,6 +2,8 @@
 overload .out.
 """
 
+import functools
+import itertools
 from collections.abc import Callable
 
 import torch
@@ -32,8 +34,7 @@ class Operator:
         self._plain = _PLAIN | {options}
 
         def forward(ctx, *arguments):
-            with torch._C._AutoDispatchBelowAutograd():
-                output = kernel(*arguments)
+            output = kernel(*arguments)
             if setup is not None:
                 setup(ctx, arguments, output)
             if own is None:
@@ -52,8 +53,7 @@ class Operator:
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
             output = self._apply(*arguments)
             return output if self._own is None else (*output[:-1], *output[-1])
-        with torch._C._AutoDispatchBelowAutograd():
-            return self._kernel(*arguments)
+        return self._kernel(*arguments)
 
     def _unobserved(self, arguments: tuple) -> bool:
         """No dispatch mode, function transform, subclass or symbolic number: the dispatcher has nothing to add."""
@@ -75,7 +75,7 @@ def define(
     backward: Callable | None = None,
     options: type | None = None,
     own: Callable | None = None,
-    native: bool = False,
+    native: Callable | None = None,
 ) -> Operator:
     """Registers intarsia::<name> and returns the operator.
 
@@ -84,8 +84,7 @@ def define(
     sentence (or there is none to give, for integer outputs). `options`, a NamedTuple, is one argument in the place of
     the last ones of the schema: autograd looks at every argument of a node, and what it looks at takes time. So does
     every output: the first `own(options)` have a gradient, and the others go around the node where it is entered
-    directly, as one. `native`: the shim has the operator itself, and as its overload .optional, which gives None for an
-    output that nobody asked for; `kernel` serves builds without it.
+    directly, as one. `native`: what does the same in less time, for calls that enter directly.
     """
     name = schema.partition("(")[0]
     library, qualified = _core.library, f"intarsia::{name}"
@@ -121,10 +120,7 @@ def define(
     library.impl(name, registered(kernel), "CompositeExplicitAutograd")
     torch.library.register_fake(qualified, registered(shapes), lib=library)
     torch.library.register_autograd(qualified, gradient, setup_context=setup_context, lib=library)
-    if native and (optional := _core.native(schema.replace("(", ".optional(", 1))):
-        torch.library.register_fake(f"{qualified}.optional", lambda *a: shapes(*packed(a)), lib=library)
-        kernel = lambda *arguments: _core.call(optional, *arguments[:-1], *arguments[-1])  # noqa: E731
-    return Operator(name, kernel, setup, backward, options, own)
+    return Operator(name, native or kernel, setup, backward, options, own)
 
 
 def _refuse(name: str):
@@ -137,6 +133,12 @@ def _refuse(name: str):
         raise Unsupported(text)
 
     return backward
+
+
+@functools.lru_cache(maxsize=1024, typed=True)
+def words(*values) -> str:
+    """Values as one argument of an operator of the shim, for each of which torch would take its time."""
+    return "\n".join(map(str, values))
 
 
 # ---- what a backward needs
@@ -163,7 +165,7 @@ def asked_for(ctx, names: tuple[str, ...]) -> set[str]:
 
     Eager calls look at the engine's plan: autograd.grad(y, [x]) has no use for the gradients of the weights.
     """
-    learning = [name for name, need in zip(names, ctx.needs_input_grad, strict=False) if need]
+    learning = itertools.compress(names, ctx.needs_input_grad)
     if not eager():
         return set(learning)
     nodes = [node for node, _ in ctx.next_functions if node is not None]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from .. import _core
-from .define import asked_for, define, eager, score_dtype, wanted
+from .define import asked_for, define, eager, score_dtype, wanted, words
 from .layer import Preactivations, expert_gradients, z_width
 from .router import logits_gradients, route_backward, router_logits, weight_gradient
 
@@ -30,7 +30,7 @@ class MoeOptions(NamedTuple):
     scale: float
     input_dtype: bool  # logits have x's dtype
     count_nan_tokens: bool
-    return_logits: bool
+    returned: int  # of y, scores and logits the first so many go to the caller, and have a gradient
     gate_block: int
     transposed: bool
     activation: str
@@ -79,7 +79,9 @@ def list_views(lists, slots: tuple[int, int]) -> tuple:
     """ids (T, K), expert_offsets (E+1), row_token (R), row_slot (R) and slot_row (T, K), for slots (T, K), R = T*K."""
     tokens, k = slots
     rows = tokens * k
-    ids, row_token, row_slot, slot_row, expert_offsets = lists.split((rows, rows, rows, rows, lists.shape[0] - 4 * rows))
+    ids, row_token, row_slot, slot_row, expert_offsets = lists.split(
+        (rows, rows, rows, rows, lists.shape[0] - 4 * rows)
+    )
     return ids.view(tokens, k), expert_offsets, row_token, row_slot, slot_row.view(tokens, k)
 
 
@@ -104,16 +106,35 @@ def _forward(*arguments):
     return outputs
 
 
+_IN = (
+    "Tensor x, Tensor w_router, Tensor? b_router, Tensor? expert_bias, Tensor? token_mask, Tensor w_up, "
+    "Tensor? w_up_second, Tensor w_down, Tensor? b_up, Tensor? b_down, Tensor? addend"
+)
+_OUT = (
+    "(Tensor y, Tensor scores, Tensor logits, Tensor lists, Tensor nan_tokens, Tensor z, Tensor raw_scores, "
+    "Tensor kept_logits)"
+)
+_native_forward = _core.native(f"moe_forward.native({_IN}, str words) -> {_OUT}")
+
+
+def _forward_natively(*arguments):
+    """The same by the shim, which makes the outputs too."""
+    *tensors, o = arguments
+    if tensors[0].is_meta:
+        return _forward(*arguments)
+    return _core.call(_native_forward, *tensors, words(*o))
+
+
 def _outputs(*arguments) -> tuple:
     """None for an output that nobody asked for."""
     x, w_router, *_, w_down, _, _, _, o = arguments
     tokens, experts, k = x.shape[0], w_router.shape[0], o.k
-    keeps = _keeps_logits(x, w_router, o) and not (o.return_logits and o.input_dtype)
+    keeps = _keeps_logits(x, w_router, o) and not (o.returned == 3 and o.input_dtype)
     scores = x.new_empty((tokens, k), dtype=score_dtype(x.dtype))
     return (
         torch.empty_like(x, memory_format=torch.contiguous_format),
         scores,
-        x.new_empty((tokens, experts), dtype=_logits_dtype(x, o)) if o.return_logits else None,
+        x.new_empty((tokens, experts), dtype=_logits_dtype(x, o)) if o.returned == 3 else None,
         x.new_empty((4 * tokens * k + experts + 1,), dtype=torch.int32),
         x.new_zeros((1,), dtype=torch.int32) if o.count_nan_tokens else None,
         x.new_empty((tokens * k, z_width(o.activation, w_down, o.transposed))) if o.save_z else None,
@@ -133,17 +154,12 @@ def _setup(ctx, inputs, output):
     keeps_logits = _keeps_logits(x, w_router, o) and any(ctx.needs_input_grad[:3])
     ctx.save_for_backward(
         x, w_router, b_router, *experts, wanted(o.save_z, z),
-        wanted(keeps_logits, logits if o.return_logits and o.input_dtype else kept_logits),
+        wanted(keeps_logits, logits if o.returned == 3 and o.input_dtype else kept_logits),
         scores, wanted(o.scores_kind == "sigmoid_group", raw_scores), lists,
     )  # fmt: skip
 
 
-def _own(o: MoeOptions) -> int:
-    """How many outputs have a gradient: y, scores, and logits that were asked for."""
-    return 3 if o.return_logits else 2
-
-
-def _gradient(ctx, dy, dscores, dlogits, *_):
+def _gradient(ctx, dy, dscores=None, dlogits=None, *_):
     if dy is not None:
         ctx.z_state.check()
     asked = asked_for(ctx, TENSORS)
@@ -196,23 +212,17 @@ def _gradients(dy, saved, o: MoeOptions, asked: set[str], overwrite_z: bool, dty
 
 
 _native_backward = _core.native(
-    "moe_backward(Tensor dy, Tensor x, Tensor w_router, Tensor? b_router, Tensor w_up, Tensor? w_up_second, "
-    "Tensor w_down, Tensor? b_up, Tensor? b_down, Tensor(a!)? z, Tensor? logits, Tensor scores, "
-    "Tensor? raw_scores, Tensor lists, str scores_kind, bool renormalise, float scale, str logits_dtype, str dlogits_dtype, int gate_block, bool transposed, "
-    "str activation, str score_on, bool overwrite_z, int asked, str backend) -> "
-    "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+    "moe_backward.native(Tensor dy, Tensor x, Tensor w_router, Tensor? b_router, Tensor w_up, Tensor? w_up_second, "
+    "Tensor w_down, Tensor? b_up, Tensor? b_down, Tensor(a!)? z, Tensor? logits, Tensor scores, Tensor? raw_scores, "
+    "Tensor lists, str words) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
-
-
 _BITS = dict.fromkeys(TENSORS, 0) | {name: 1 << i for i, name in enumerate(_LEARNING)}
 
 
 def _native_gradients(dy, saved, o: MoeOptions, asked: set[str], overwrite_z: bool, dtypes: tuple[str, str]) -> tuple:
     """The same by the shim, which makes them too."""
-    return _core.call(
-        _native_backward, dy, *saved, o.scores_kind, o.renormalise, o.scale, *dtypes, o.gate_block, o.transposed,
-        o.activation, o.score_on, overwrite_z, sum(map(_BITS.__getitem__, asked)), o.backend,
-    )  # fmt: skip
+    bits = sum(map(_BITS.__getitem__, asked))
+    return _core.call(_native_backward, dy, *saved, words(*o, *dtypes, overwrite_z, bits))
 
 
 def _backward_in_steps(dy, dlogits, dscores, saved, o: MoeOptions, asked: set[str], z_state: Preactivations) -> dict:
@@ -260,17 +270,14 @@ def _sum(a, b):
 
 
 moe_forward = define(
-    "moe_forward(Tensor x, Tensor w_router, Tensor? b_router, Tensor? expert_bias, Tensor? token_mask, Tensor w_up, "
-    "Tensor? w_up_second, Tensor w_down, Tensor? b_up, Tensor? b_down, Tensor? addend, int k, str scores_kind, "
-    "int groups, int top_groups, bool renormalise, float scale, bool input_dtype, bool count_nan_tokens, "
-    "bool return_logits, int gate_block, bool transposed, str activation, str score_on, bool save_z, "
-    "bool overwrite_z, str backend) -> (Tensor y, Tensor scores, Tensor logits, Tensor lists, Tensor nan_tokens, "
-    "Tensor z, Tensor raw_scores, Tensor kept_logits)",
+    f"moe_forward({_IN}, int k, str scores_kind, int groups, int top_groups, bool renormalise, float scale, "
+    "bool input_dtype, bool count_nan_tokens, int returned, int gate_block, bool transposed, str activation, "
+    f"str score_on, bool save_z, bool overwrite_z, str backend) -> {_OUT}",
     _forward,
     _outputs,
     _setup,
     _gradient,
     MoeOptions,
-    _own,
-    native=True,
+    lambda o: o.returned,
+    _native_forward and _forward_natively,
 )
