@@ -134,7 +134,7 @@ def _moe_options(
     check.choice(name, "scores", scores, ROUTER_SCORES)
     gate_block = _expert_options(name, activation, layout, score_on, save)
     return MoeOptions(
-        k, scores, groups, top_groups, bool(renormalise), scale, logits_dtype == "input", count_nan_tokens,
+        int(k), scores, groups, top_groups, bool(renormalise), scale, logits_dtype == "input", count_nan_tokens,
         returned, gate_block, bool(transposed), activation, score_on, save_z, True, backend or "automatic",
     )  # fmt: skip
 

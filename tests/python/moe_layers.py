@@ -105,7 +105,7 @@ class Calls:
             fields = dict(zip(names, arguments, strict=True))
             self.seen.append((schema.name.removeprefix("intarsia::"), fields))
             if words := fields.pop("words", None):
-                fields |= zip(VALUES, words.split("\n"), strict=False)
+                fields |= zip(VALUES, words.splitlines(), strict=False)
             fields["returned"] = self.original(operator, *arguments)
             return fields["returned"]
 

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable
 
 import torch
-from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch._C import _len_torch_dispatch_stack
 
 from .. import _core
 from ..errors import Unsupported
@@ -58,7 +58,7 @@ class Operator:
     def _unobserved(self, arguments: tuple) -> bool:
         """No dispatch mode, function transform, subclass or symbolic number: the dispatcher has nothing to add."""
         return (
-            _get_current_dispatch_mode() is None
+            _len_torch_dispatch_stack() == 0
             and not torch._C._are_functorch_transforms_active()
             and self._plain.issuperset(map(type, arguments))
         )
@@ -137,8 +137,8 @@ def _refuse(name: str):
 
 @functools.lru_cache(maxsize=1024, typed=True)
 def words(*values) -> str:
-    """Values as one argument of an operator of the shim, for each of which torch would take its time."""
-    return "\n".join(map(str, values))
+    """Values as one argument of an operator of the shim: torch takes its time for every argument."""
+    return "".join([f"{value}\n" for value in values])
 
 
 # ---- what a backward needs
@@ -157,19 +157,19 @@ def kept(ctx, tensors: tuple[str, ...]) -> dict:
 
 def eager() -> bool:
     """Nothing traces or records this backward: no compiler, no dispatch mode, no create_graph."""
-    return not torch.compiler.is_compiling() and not torch.is_grad_enabled() and _get_current_dispatch_mode() is None
+    return not torch.compiler.is_compiling() and not torch.is_grad_enabled() and _len_torch_dispatch_stack() == 0
 
 
-def asked_for(ctx, names: tuple[str, ...]) -> set[str]:
+def asked_for(ctx, names: tuple[str, ...], is_eager: bool) -> frozenset[str]:
     """Those of a node's inputs, called `names` in order, whose gradient this backward is to give.
 
     Eager calls look at the engine's plan: autograd.grad(y, [x]) has no use for the gradients of the weights.
     """
     learning = itertools.compress(names, ctx.needs_input_grad)
-    if not eager():
-        return set(learning)
+    if not is_eager:
+        return frozenset(learning)
     nodes = [node for node, _ in ctx.next_functions if node is not None]
-    return {name for name, node in zip(learning, nodes, strict=True) if _runs(node)}
+    return frozenset([name for name, node in zip(learning, nodes, strict=True) if _runs(node)])
 
 
 def _runs(node) -> bool:

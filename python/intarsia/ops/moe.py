@@ -9,6 +9,7 @@ over E (softmax) needs logits: kept where they have 16 bits (2TE bytes, for a pa
 computed again from x and w_router.
 """
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -47,25 +48,30 @@ _LEARNING = (*_ROUTER, *_EXPERTS)  # whose gradients moe_backward computes
 _KEPT = (*_LEARNING, "z", "logits", "scores", "raw_scores", "lists")
 
 
-# ---- which dtypes
+# ---- which dtypes, from those of x and w_router
 
 
 def _backward_dtype(x, w_router):
     """Of the logits that backward looks at."""
-    return x.dtype if w_router.dtype == x.dtype else score_dtype(x.dtype)
+    return x if w_router == x else score_dtype(x)
 
 
 def _dlogits_dtype(x, w_router):
     """float16 has no room for small gradients: dlogits below 6e-5 would lose bits."""
-    return score_dtype(x.dtype) if x.dtype == torch.float16 else _backward_dtype(x, w_router)
+    return score_dtype(x) if x == torch.float16 else _backward_dtype(x, w_router)
 
 
 def _logits_dtype(x, o):
-    return x.dtype if o.input_dtype else score_dtype(x.dtype)
+    return x if o.input_dtype else score_dtype(x)
 
 
 def _recomputed_dtype(x, w_router, o):
-    return x.dtype if o.input_dtype else _backward_dtype(x, w_router)
+    return x if o.input_dtype else _backward_dtype(x, w_router)
+
+
+def _words_of_dtypes(x, w_router, o):
+    """For the core: of logits that are computed again, and of dlogits."""
+    return _core.DTYPES[_recomputed_dtype(x, w_router, o)], _core.DTYPES[_dlogits_dtype(x, w_router)]
 
 
 def _keeps_logits(x, w_router, o):
@@ -100,8 +106,8 @@ def _forward(*arguments):
         _core.raw_operators["moe_forward"].call,
         x, w_router, b_router, expert_bias, token_mask, w_up, w_up_second, o.gate_block, o.transposed, w_down,
         o.transposed, b_up, b_down, addend, o.scores_kind, o.groups, o.top_groups, o.renormalise, o.scale,
-        _core.DTYPES[_logits_dtype(x, o)], o.activation, o.score_on, logits, rounded_logits, ids, scores, raw_scores,
-        nan_tokens, *lists, z, y, o.backend,
+        _core.DTYPES[_logits_dtype(x.dtype, o)], o.activation, o.score_on, logits, rounded_logits, ids, scores,
+        raw_scores, nan_tokens, *lists, z, y, o.backend,
     )  # fmt: skip
     return outputs
 
@@ -129,12 +135,12 @@ def _outputs(*arguments) -> tuple:
     """None for an output that nobody asked for."""
     x, w_router, *_, w_down, _, _, _, o = arguments
     tokens, experts, k = x.shape[0], w_router.shape[0], o.k
-    keeps = _keeps_logits(x, w_router, o) and not (o.returned == 3 and o.input_dtype)
+    keeps = _keeps_logits(x.dtype, w_router.dtype, o) and not (o.returned == 3 and o.input_dtype)
     scores = x.new_empty((tokens, k), dtype=score_dtype(x.dtype))
     return (
         torch.empty_like(x, memory_format=torch.contiguous_format),
         scores,
-        x.new_empty((tokens, experts), dtype=_logits_dtype(x, o)) if o.returned == 3 else None,
+        x.new_empty((tokens, experts), dtype=_logits_dtype(x.dtype, o)) if o.returned == 3 else None,
         x.new_empty((4 * tokens * k + experts + 1,), dtype=torch.int32),
         x.new_zeros((1,), dtype=torch.int32) if o.count_nan_tokens else None,
         x.new_empty((tokens * k, z_width(o.activation, w_down, o.transposed))) if o.save_z else None,
@@ -151,7 +157,7 @@ def _setup(ctx, inputs, output):
     _, scores, logits, lists, _, z, raw_scores, kept_logits = output
     ctx.set_materialize_grads(False)
     ctx.options, ctx.z_state = o, Preactivations("moe", o.overwrite_z)
-    keeps_logits = _keeps_logits(x, w_router, o) and any(ctx.needs_input_grad[:3])
+    keeps_logits = _keeps_logits(x.dtype, w_router.dtype, o) and any(ctx.needs_input_grad[:3])
     ctx.save_for_backward(
         x, w_router, b_router, *experts, wanted(o.save_z, z),
         wanted(keeps_logits, logits if o.returned == 3 and o.input_dtype else kept_logits),
@@ -162,10 +168,11 @@ def _setup(ctx, inputs, output):
 def _gradient(ctx, dy, dscores=None, dlogits=None, *_):
     if dy is not None:
         ctx.z_state.check()
-    asked = asked_for(ctx, TENSORS)
+    is_eager = eager()
+    asked = asked_for(ctx, TENSORS, is_eager)
     of_y_alone = dlogits is None and dscores is None and dy is not None
     gradients = {}
-    if of_y_alone and eager():
+    if of_y_alone and is_eager:
         if not asked.isdisjoint(_LEARNING):
             gradients = _backward(dy, ctx.saved_tensors, ctx.options, asked, ctx.z_state)
     else:
@@ -175,15 +182,14 @@ def _gradient(ctx, dy, dscores=None, dlogits=None, *_):
     return (*map(gradients.get, TENSORS), None)
 
 
-def _backward(dy, saved, o: MoeOptions, asked: set[str], z_state: Preactivations) -> dict:
+def _backward(dy, saved, o: MoeOptions, asked: frozenset[str], z_state: Preactivations) -> dict:
     """The gradients that are asked for, by name, in one call of the core."""
-    x, w_router, _, _, w_up_second, _, _, _, z, *_ = saved
+    w_up_second, z = saved[4], saved[8]
     if w_up_second is not None and ("w_up" in asked or "w_up_second" in asked):  # the two are one to the core
         asked = asked | {"w_up", "w_up_second"}
     overwrite_z = z_state.spend(z)
-    dtypes = _core.DTYPES[_recomputed_dtype(x, w_router, o)], _core.DTYPES[_dlogits_dtype(x, w_router)]
     compute = _gradients if _native_backward is None or dy.is_meta else _native_gradients
-    gradients = compute(dy, saved, o, asked, overwrite_z, dtypes)
+    gradients = compute(dy, saved, o, asked, overwrite_z)
     if overwrite_z:
         torch.autograd.graph.increment_version(z)
     return dict(zip(_LEARNING, gradients, strict=True))
@@ -195,7 +201,7 @@ def _gradient_memory(name: str, t: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(t, memory_format=torch.contiguous_format if name == "x" else torch.preserve_format)
 
 
-def _gradients(dy, saved, o: MoeOptions, asked: set[str], overwrite_z: bool, dtypes: tuple[str, str]) -> list:
+def _gradients(dy, saved, o: MoeOptions, asked: frozenset[str], overwrite_z: bool) -> list:
     """None for one that is not asked for."""
     x, w_router, b_router, w_up, w_up_second, w_down, b_up, b_down, z, logits, scores, raw_scores, lists = saved
     ids, *lists = list_views(lists, scores.shape)
@@ -204,9 +210,9 @@ def _gradients(dy, saved, o: MoeOptions, asked: set[str], overwrite_z: bool, dty
     _core.call(
         _core.raw_operators["moe_backward"].call,
         dy, x, w_router, b_router, logits, ids, scores, raw_scores, *lists, w_up, w_up_second, o.gate_block,
-        o.transposed, w_down, o.transposed, b_up, b_down, o.scores_kind, o.renormalise, o.scale, *dtypes, o.activation,
-        o.score_on, overwrite_z, z, *of_router, dw_up, dw_up_second, o.gate_block, o.transposed, dw_down, o.transposed,
-        db_up, db_down, o.backend,
+        o.transposed, w_down, o.transposed, b_up, b_down, o.scores_kind, o.renormalise, o.scale,
+        *_words_of_dtypes(x.dtype, w_router.dtype, o), o.activation, o.score_on, overwrite_z, z, *of_router, dw_up, dw_up_second,
+        o.gate_block, o.transposed, dw_down, o.transposed, db_up, db_down, o.backend,
     )  # fmt: skip
     return gradients
 
@@ -219,13 +225,20 @@ _native_backward = _core.native(
 _BITS = dict.fromkeys(TENSORS, 0) | {name: 1 << i for i, name in enumerate(_LEARNING)}
 
 
-def _native_gradients(dy, saved, o: MoeOptions, asked: set[str], overwrite_z: bool, dtypes: tuple[str, str]) -> tuple:
+def _native_gradients(dy, saved, o: MoeOptions, asked: frozenset[str], overwrite_z: bool) -> tuple:
     """The same by the shim, which makes them too."""
-    bits = sum(map(_BITS.__getitem__, asked))
-    return _core.call(_native_backward, dy, *saved, words(*o, *dtypes, overwrite_z, bits))
+    x, w_router, *_ = saved
+    return _core.call(_native_backward, dy, *saved, _backward_words(o, asked, overwrite_z, x.dtype, w_router.dtype))
 
 
-def _backward_in_steps(dy, dlogits, dscores, saved, o: MoeOptions, asked: set[str], z_state: Preactivations) -> dict:
+@functools.lru_cache(maxsize=1024, typed=True)
+def _backward_words(o: MoeOptions, asked: frozenset[str], overwrite_z: bool, x: torch.dtype, w_router: torch.dtype):
+    return words(*o, *_words_of_dtypes(x, w_router, o), overwrite_z, sum(_BITS[name] for name in asked))
+
+
+def _backward_in_steps(
+    dy, dlogits, dscores, saved, o: MoeOptions, asked: frozenset[str], z_state: Preactivations
+) -> dict:
     """The same through the operators of the steps: where somebody looks on, or logits and scores have gradients of
     their own, which are added between the steps.
     """
@@ -255,11 +268,11 @@ def _layer_options(o: MoeOptions) -> dict:
 
 def _dlogits(dscores, o: MoeOptions, *, x, w_router, b_router, logits, scores, ids, raw_scores, **_):
     if o.scores_kind == "softmax" and logits is None:
-        input_dtype = _recomputed_dtype(x, w_router, o) == x.dtype
+        input_dtype = _recomputed_dtype(x.dtype, w_router.dtype, o) == x.dtype
         logits = router_logits(x, w_router, b_router, input_dtype, o.backend)
     return route_backward(
         dscores, scores, ids, raw_scores, logits, None, None, None, o.scores_kind, o.renormalise, o.scale,
-        ids.shape[0], w_router.shape[0], _dlogits_dtype(x, w_router), o.backend,
+        ids.shape[0], w_router.shape[0], _dlogits_dtype(x.dtype, w_router.dtype), o.backend,
     )  # fmt: skip
 
 
