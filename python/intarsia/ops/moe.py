@@ -211,8 +211,8 @@ def _gradients(dy, saved, o: MoeOptions, asked: frozenset[str], overwrite_z: boo
         _core.raw_operators["moe_backward"].call,
         dy, x, w_router, b_router, logits, ids, scores, raw_scores, *lists, w_up, w_up_second, o.gate_block,
         o.transposed, w_down, o.transposed, b_up, b_down, o.scores_kind, o.renormalise, o.scale,
-        *_words_of_dtypes(x.dtype, w_router.dtype, o), o.activation, o.score_on, overwrite_z, z, *of_router, dw_up, dw_up_second,
-        o.gate_block, o.transposed, dw_down, o.transposed, db_up, db_down, o.backend,
+        *_words_of_dtypes(x.dtype, w_router.dtype, o), o.activation, o.score_on, overwrite_z, z, *of_router, dw_up,
+        dw_up_second, o.gate_block, o.transposed, dw_down, o.transposed, db_up, db_down, o.backend,
     )  # fmt: skip
     return gradients
 
