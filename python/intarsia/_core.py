@@ -99,7 +99,8 @@ def native(schema: str):
     if _binding[0] != "shim":
         return None
     library.define(schema)
-    return getattr(torch.ops.intarsia, schema.partition("(")[0]).default
+    name, _, overload = schema.partition("(")[0].partition(".")
+    return getattr(getattr(torch.ops.intarsia, name), overload or "default")
 
 
 def run(operation: str, **fields) -> None:

@@ -14,7 +14,7 @@ from . import ops
 from .errors import InvalidArgument
 from .ops.define import nothing, score_dtype
 from .ops.layer import GATED
-from .ops.moe import MoeOptions
+from .ops.moe import MoeOptions, list_views
 from .routing import (
     LOGITS_DTYPES,
     ROUTER_SCORES,
@@ -92,9 +92,10 @@ def moe(
         save_z = save == "preactivation" and check.requires_gradient(*tensors[:-1])
         options = _moe_options(
             k, scores, groups, top_groups, renormalise, float(scale), logits_dtype, nan_tokens is not None,
-            return_routing is True, layout, transposed, activation, score_on, save, save_z, backend,
+            1 + bool(return_routing) + (return_routing is True), layout, transposed, activation, score_on, save, save_z,
+            backend,
         )  # fmt: skip
-        y, logits, chosen, ids, *lists, found, _, _, _ = ops.moe_forward(*tensors, options)
+        y, chosen, logits, lists, found, _, _, _ = ops.moe_forward(*tensors, options)
     except Exception:
         try:
             _moe_tensors(*tensors, transposed)
@@ -107,6 +108,7 @@ def moe(
         nan_tokens.add_(found)
     if not return_routing:
         return y
+    ids, *lists = list_views(lists, chosen.shape)
     return y, Routing(nothing(x) if logits is None else logits, ids, chosen, IndexLists(*lists))
 
 
@@ -124,7 +126,7 @@ def _moe_tensors(
 
 @check.once
 def _moe_options(
-    k, scores, groups, top_groups, renormalise, scale, logits_dtype, count_nan_tokens, return_logits, layout,
+    k, scores, groups, top_groups, renormalise, scale, logits_dtype, count_nan_tokens, returned, layout,
     transposed, activation, score_on, save, save_z, backend,
 ) -> MoeOptions:  # fmt: skip
     name = "moe"
@@ -132,8 +134,8 @@ def _moe_options(
     check.choice(name, "scores", scores, ROUTER_SCORES)
     gate_block = _expert_options(name, activation, layout, score_on, save)
     return MoeOptions(
-        k, scores, groups, top_groups, renormalise, scale, logits_dtype == "input", count_nan_tokens,
-        return_logits, gate_block, transposed, activation, score_on, save_z, True, backend or "automatic",
+        int(k), scores, groups, top_groups, bool(renormalise), scale, logits_dtype == "input", count_nan_tokens,
+        returned, gate_block, bool(transposed), activation, score_on, save_z, True, backend or "automatic",
     )  # fmt: skip
 
 

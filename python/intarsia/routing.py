@@ -35,7 +35,7 @@ class IndexLists(NamedTuple):
 
 
 class Routing(NamedTuple):
-    """What the router decided in one call, for losses and monitoring."""
+    """What the router decided in one call, for losses and monitoring. ids and lists are views of one tensor."""
 
     logits: Tensor  # (T, E), differentiable
     ids: Tensor  # (T, K) int32, best first; -1: token not routed

@@ -138,6 +138,13 @@ class Arguments {
     attempt([&] { v = parse<Enum>(text); });
   }
 
+  /// Hands a text to `body`, which may complain.
+  template <class Body>
+  void text(Body&& body) {
+    const std::string text = take_text(*next_++);
+    attempt([&] { body(text); });
+  }
+
   /// Throws the first complaint.
   void finish(const char* operation) const {
     if (!complaint_.empty()) throw InvalidArgument(std::string(operation) + ": " + complaint_);

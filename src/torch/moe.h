@@ -1,15 +1,12 @@
-// intarsia::moe_forward and moe_backward, the operators that make their own outputs: in Python each would take as long as a
-// kernel launch.
+// intarsia::moe_forward, and overloads .native of it and of moe_backward for calls that nobody looks at. They make their own
+// outputs: in Python each would take as long as a kernel launch.
 #pragma once
-
-#include <cstdint>
 
 #include <torch/csrc/stable/library.h>
 
 namespace intarsia::torch_shim {
 
 /// Schemas and meaning: python/intarsia/ops/moe.py, where the same is written for builds without this library.
-void moe_forward(StableIValue* stack, std::uint64_t, std::uint64_t);
-void moe_backward(StableIValue* stack, std::uint64_t, std::uint64_t);
+void register_moe(torch::stable::detail::StableLibrary& library);
 
 }  // namespace intarsia::torch_shim

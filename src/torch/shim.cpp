@@ -50,8 +50,7 @@ void register_all(torch::stable::detail::StableLibrary& library) {
   INTARSIA_FOR_EACH_OPERATION(INTARSIA_REGISTER)
   INTARSIA_FOR_EACH_COMPOSITION(INTARSIA_REGISTER)
 #undef INTARSIA_REGISTER
-  library.impl("moe_forward", &moe_forward);
-  library.impl("moe_backward", &moe_backward);
+  register_moe(library);
 }
 
 [[maybe_unused]] const bool pool_lent = [] {

@@ -6,7 +6,7 @@ import torch
 from layers import UNIT, Spec, draw_inputs
 
 import intarsia
-from intarsia import _core, reference
+from intarsia import _core, ops, reference
 
 FAMILIES = ("softmax", "softmax_renorm", "sigmoid_group", "sigmoid")
 CHOICE = ("scores", "expert_bias", "groups", "top_groups", "renormalise", "scale", "token_mask")
@@ -89,6 +89,10 @@ def router_sizes(x, w_router, family, logits, dlogits, ids, dscores):
     return {"x": size @ w} | rounded
 
 
+# What operators of the shim take in one text.
+VALUES = (*ops.moe.MoeOptions._fields, "logits_dtype", "dlogits_dtype", "overwrites_z", "asked")
+
+
 class Calls:
     """Records the operators of the core that a block runs, with their arguments."""
 
@@ -100,6 +104,8 @@ class Calls:
             names = [argument.name for argument in schema.arguments]
             fields = dict(zip(names, arguments, strict=True))
             self.seen.append((schema.name.removeprefix("intarsia::"), fields))
+            if words := fields.pop("words", None):
+                fields |= zip(VALUES, words.splitlines(), strict=False)
             fields["returned"] = self.original(operator, *arguments)
             return fields["returned"]
 
@@ -113,7 +119,13 @@ class Calls:
         return [name for name, _ in self.seen]
 
 
+OUTPUTS = ("y", "scores", "logits", "lists", "nan_tokens", "z", "raw_scores", "kept_logits")
 GRADIENTS = ("dx", "dw_router", "db_router", "dw_up", "dw_up_second", "dw_down", "db_up", "db_down")
+
+
+def outputs_of(fields):
+    """What a call of moe_forward makes, by name: what the shim returns, or what Python gives the core to write."""
+    return dict(zip(OUTPUTS, fields["returned"], strict=True)) if fields["returned"] else fields
 
 
 def gradients_of(fields):

@@ -85,6 +85,20 @@ def test_gradcheck(family):
     assert torch.autograd.gradcheck(f, tuple(leaves.values()))
 
 
+@pytest.mark.parametrize("tokens", [0, 1, 20])
+@pytest.mark.parametrize("returned", ["lists", True])
+def test_lists_are_those_of_build_index(tokens, returned):
+    """Of tokens that are masked too; they lie in one tensor with ids."""
+    arguments, keywords, _ = problem(tokens=tokens, mask=True)
+    _, routing = intarsia.moe(*arguments, return_routing=returned, **keywords)
+    want = intarsia.build_index(routing.ids, 6)
+    assert routing.ids.shape == (tokens, 2)
+    for got, expected in zip(routing.lists[:4], want[:4], strict=True):
+        assert torch.equal(got, expected)
+        assert got.is_contiguous()
+        assert got.untyped_storage().data_ptr() == routing.ids.untyped_storage().data_ptr()
+
+
 @pytest.mark.parametrize("tokens", [0, 1])
 def test_no_token_and_one_token(tokens):
     for family in FAMILIES:
@@ -315,6 +329,7 @@ def test_the_operator_is_there_for_whoever_looks_on():
         ({"score_on": "input"}, ("b_up", "input")),
         ({"save": "all"}, ("save", "preactivation", "all")),
         ({"backend": "gpu"}, ("backend", "automatic", "gpu")),
+        ({"backend": "cpu\n"}, ("expected",)),
     ],
 )  # fmt: skip
 def test_wrong_arguments_are_named(changes, words):

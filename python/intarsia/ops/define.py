@@ -2,10 +2,12 @@
 overload .out.
 """
 
+import functools
+import itertools
 from collections.abc import Callable
 
 import torch
-from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch._C import _len_torch_dispatch_stack
 
 from .. import _core
 from ..errors import Unsupported
@@ -25,29 +27,22 @@ class Operator:
         setup: Callable | None,
         backward: Callable,
         options: type | None,
-        own: int | None,
+        own: Callable | None,
     ):
         self.overload = getattr(torch.ops.intarsia, name).default
         self._kernel, self._options, self._own = kernel, options, own
         self._plain = _PLAIN | {options}
 
         def forward(ctx, *arguments):
-            with torch._C._AutoDispatchBelowAutograd():
-                output = kernel(*arguments)
+            output = kernel(*arguments)
             if setup is not None:
                 setup(ctx, arguments, output)
-            return output
-
-        def forward_of_own(ctx, *arguments):
-            *arguments, others = arguments
-            output = forward(ctx, *arguments)
-            others += output[own:]
-            return output[:own]
+            if own is None:
+                return output
+            count = own(arguments[-1])
+            return *output[:count], output[count:]
 
         functions = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-        if own is not None:
-            gradient = lambda ctx, *gradients: (*backward(ctx, *gradients), None)  # noqa: E731
-            functions = {"forward": staticmethod(forward_of_own), "backward": staticmethod(gradient)}
         self._node = type(name, (torch.autograd.Function,), functions)
         # What torch.autograd.Function.apply adds is for function transforms, which are not active where this is called.
         self._apply = super(torch.autograd.Function, self._node).apply
@@ -56,17 +51,14 @@ class Operator:
         if torch.compiler.is_compiling() or not self._unobserved(arguments):
             return self.overload(*(arguments if self._options is None else (*arguments[:-1], *arguments[-1])))
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
-            if self._own is None:
-                return self._apply(*arguments)
-            others = []
-            return (*self._apply(*arguments, others), *others)
-        with torch._C._AutoDispatchBelowAutograd():
-            return self._kernel(*arguments)
+            output = self._apply(*arguments)
+            return output if self._own is None else (*output[:-1], *output[-1])
+        return self._kernel(*arguments)
 
     def _unobserved(self, arguments: tuple) -> bool:
         """No dispatch mode, function transform, subclass or symbolic number: the dispatcher has nothing to add."""
         return (
-            _get_current_dispatch_mode() is None
+            _len_torch_dispatch_stack() == 0
             and not torch._C._are_functorch_transforms_active()
             and self._plain.issuperset(map(type, arguments))
         )
@@ -82,8 +74,8 @@ def define(
     setup: Callable | None = None,
     backward: Callable | None = None,
     options: type | None = None,
-    own: int | None = None,
-    native: bool = False,
+    own: Callable | None = None,
+    native: Callable | None = None,
 ) -> Operator:
     """Registers intarsia::<name> and returns the operator.
 
@@ -91,8 +83,8 @@ def define(
     operator; `fake` gives their shapes alone. Without `backward` a gradient through the operator is refused in a
     sentence (or there is none to give, for integer outputs). `options`, a NamedTuple, is one argument in the place of
     the last ones of the schema: autograd looks at every argument of a node, and what it looks at takes time. So does
-    every output: those from `own` on, which have no gradient, go around the node where it is entered directly.
-    `native`: the shim has the operator itself, and `kernel` serves builds without it.
+    every output: the first `own(options)` have a gradient, and the others go around the node where it is entered
+    directly, as one. `native`: what does the same in less time, for calls that enter directly.
     """
     name = schema.partition("(")[0]
     library, qualified = _core.library, f"intarsia::{name}"
@@ -110,8 +102,11 @@ def define(
         return with_all_outputs
 
     def setup_context(ctx, inputs, output):
+        arguments = packed(inputs)
+        if own is not None:
+            ctx.mark_non_differentiable(*output[own(arguments[-1]) :])
         if setup is not None:
-            setup(ctx, packed(inputs), output)
+            setup(ctx, arguments, output)
 
     def gradient(ctx, *gradients):
         found = backward(ctx, *gradients)
@@ -125,10 +120,7 @@ def define(
     library.impl(name, registered(kernel), "CompositeExplicitAutograd")
     torch.library.register_fake(qualified, registered(shapes), lib=library)
     torch.library.register_autograd(qualified, gradient, setup_context=setup_context, lib=library)
-    if native and _core.binding()[0] == "shim":
-        overload = getattr(torch.ops.intarsia, name).default
-        kernel = lambda *arguments: _core.call(overload, *arguments[:-1], *arguments[-1])  # noqa: E731
-    return Operator(name, kernel, setup, backward, options, own)
+    return Operator(name, native or kernel, setup, backward, options, own)
 
 
 def _refuse(name: str):
@@ -141,6 +133,12 @@ def _refuse(name: str):
         raise Unsupported(text)
 
     return backward
+
+
+@functools.lru_cache(maxsize=1024, typed=True)
+def words(*values) -> str:
+    """Values as one argument of an operator of the shim: torch takes its time for every argument."""
+    return "".join([f"{value}\n" for value in values])
 
 
 # ---- what a backward needs
@@ -159,19 +157,19 @@ def kept(ctx, tensors: tuple[str, ...]) -> dict:
 
 def eager() -> bool:
     """Nothing traces or records this backward: no compiler, no dispatch mode, no create_graph."""
-    return not torch.compiler.is_compiling() and not torch.is_grad_enabled() and _get_current_dispatch_mode() is None
+    return not torch.compiler.is_compiling() and not torch.is_grad_enabled() and _len_torch_dispatch_stack() == 0
 
 
-def asked_for(ctx, names: tuple[str, ...]) -> set[str]:
+def asked_for(ctx, names: tuple[str, ...], is_eager: bool) -> frozenset[str]:
     """Those of a node's inputs, called `names` in order, whose gradient this backward is to give.
 
     Eager calls look at the engine's plan: autograd.grad(y, [x]) has no use for the gradients of the weights.
     """
-    learning = [name for name, need in zip(names, ctx.needs_input_grad, strict=False) if need]
-    if not eager():
-        return set(learning)
+    learning = itertools.compress(names, ctx.needs_input_grad)
+    if not is_eager:
+        return frozenset(learning)
     nodes = [node for node, _ in ctx.next_functions if node is not None]
-    return {name for name, node in zip(learning, nodes, strict=True) if _runs(node)}
+    return frozenset([name for name, node in zip(learning, nodes, strict=True) if _runs(node)])
 
 
 def _runs(node) -> bool:

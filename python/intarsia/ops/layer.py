@@ -122,13 +122,13 @@ class Preactivations:
             )
 
     def spend(self, z) -> bool:
-        """Whether this backward is to overwrite z."""
+        """Whether this backward, which is eager, is to overwrite z."""
         keep_graph = torch._C._autograd._get_current_graph_task_keep_graph
-        self.spent = self.overwrite and z is not None and eager() and not keep_graph()
+        self.spent = self.overwrite and z is not None and not keep_graph()
         return self.spent
 
 
-def expert_gradients(dy, values: dict, asked: set[str], z_state: Preactivations) -> dict:
+def expert_gradients(dy, values: dict, asked: frozenset[str], z_state: Preactivations) -> dict:
     """Those of the experts' inputs that are asked for, by name. `values`: inputs of layer_forward by name, and z."""
     need = [name in asked for name in _DIFFERENTIABLE]
     if values["w_up_second"] is not None:
@@ -136,7 +136,7 @@ def expert_gradients(dy, values: dict, asked: set[str], z_state: Preactivations)
     if not any(need):
         return {}
     z, shared = values["z"], {name: values[name] for name in _SHARED_NAMES}
-    if z_state.spend(z):
+    if eager() and z_state.spend(z):
         gradients = _run_backward(dy, z, shared, need, overwrite_z=True)
         torch.autograd.graph.increment_version(z)
     else:
@@ -158,7 +158,7 @@ def _gradient(ctx, dy, _dz):
     if dy is None:
         return (None,) * len(FORWARD_NAMES)
     ctx.z_state.check()
-    asked = asked_for(ctx, FORWARD_NAMES)
+    asked = asked_for(ctx, FORWARD_NAMES, eager())
     gradients = expert_gradients(dy, kept(ctx, KEPT), asked, ctx.z_state)
     if "addend" in asked:
         gradients["addend"] = dy

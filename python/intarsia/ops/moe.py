@@ -9,12 +9,13 @@ over E (softmax) needs logits: kept where they have 16 bits (2TE bytes, for a pa
 computed again from x and w_router.
 """
 
+import functools
 from typing import NamedTuple
 
 import torch
 
 from .. import _core
-from .define import asked_for, define, eager, score_dtype, wanted
+from .define import asked_for, define, eager, score_dtype, wanted, words
 from .layer import Preactivations, expert_gradients, z_width
 from .router import logits_gradients, route_backward, router_logits, weight_gradient
 
@@ -30,7 +31,7 @@ class MoeOptions(NamedTuple):
     scale: float
     input_dtype: bool  # logits have x's dtype
     count_nan_tokens: bool
-    return_logits: bool
+    returned: int  # of y, scores and logits the first so many go to the caller, and have a gradient
     gate_block: int
     transposed: bool
     activation: str
@@ -44,34 +45,50 @@ _ROUTER = ("x", "w_router", "b_router")
 _EXPERTS = ("w_up", "w_up_second", "w_down", "b_up", "b_down")
 TENSORS = (*_ROUTER, "expert_bias", "token_mask", *_EXPERTS, "addend")
 _LEARNING = (*_ROUTER, *_EXPERTS)  # whose gradients moe_backward computes
-_LISTS = ("expert_offsets", "row_token", "row_slot", "slot_row")
-_OWN = 3  # y, logits, scores: the outputs that have a gradient
-_KEPT = (*_LEARNING, "z", "logits", "ids", "scores", "raw_scores", *_LISTS)
+_KEPT = (*_LEARNING, "z", "logits", "scores", "raw_scores", "lists")
 
 
-# ---- which dtypes
+# ---- which dtypes, from those of x and w_router
 
 
 def _backward_dtype(x, w_router):
     """Of the logits that backward looks at."""
-    return x.dtype if w_router.dtype == x.dtype else score_dtype(x.dtype)
+    return x if w_router == x else score_dtype(x)
 
 
 def _dlogits_dtype(x, w_router):
     """float16 has no room for small gradients: dlogits below 6e-5 would lose bits."""
-    return score_dtype(x.dtype) if x.dtype == torch.float16 else _backward_dtype(x, w_router)
+    return score_dtype(x) if x == torch.float16 else _backward_dtype(x, w_router)
 
 
 def _logits_dtype(x, o):
-    return x.dtype if o.input_dtype else score_dtype(x.dtype)
+    return x if o.input_dtype else score_dtype(x)
 
 
 def _recomputed_dtype(x, w_router, o):
-    return x.dtype if o.input_dtype else _backward_dtype(x, w_router)
+    return x if o.input_dtype else _backward_dtype(x, w_router)
+
+
+def _words_of_dtypes(x, w_router, o):
+    """For the core: of logits that are computed again, and of dlogits."""
+    return _core.DTYPES[_recomputed_dtype(x, w_router, o)], _core.DTYPES[_dlogits_dtype(x, w_router)]
 
 
 def _keeps_logits(x, w_router, o):
     return o.save_z and o.scores_kind == "softmax" and _backward_dtype(x, w_router).itemsize == 2
+
+
+# ---- ids and lists, in one tensor: a call makes, keeps and frees one instead of five
+
+
+def list_views(lists, slots: tuple[int, int]) -> tuple:
+    """ids (T, K), expert_offsets (E+1), row_token (R), row_slot (R) and slot_row (T, K), for slots (T, K), R = T*K."""
+    tokens, k = slots
+    rows = tokens * k
+    ids, row_token, row_slot, slot_row, expert_offsets = lists.split(
+        (rows, rows, rows, rows, lists.shape[0] - 4 * rows)
+    )
+    return ids.view(tokens, k), expert_offsets, row_token, row_slot, slot_row.view(tokens, k)
 
 
 # ---- forward
@@ -80,7 +97,8 @@ def _keeps_logits(x, w_router, o):
 def _forward(*arguments):
     x, w_router, b_router, expert_bias, token_mask, w_up, w_up_second, w_down, b_up, b_down, addend, o = arguments
     outputs = _outputs(*arguments)
-    y, logits, scores, ids, *lists, nan_tokens, z, raw_scores, kept_logits = outputs
+    y, scores, logits, lists, nan_tokens, z, raw_scores, kept_logits = outputs
+    ids, *lists = list_views(lists, scores.shape)
     rounded_logits = kept_logits
     if o.input_dtype and kept_logits is not None:  # they need no rounding
         logits, rounded_logits = kept_logits, None
@@ -88,30 +106,43 @@ def _forward(*arguments):
         _core.raw_operators["moe_forward"].call,
         x, w_router, b_router, expert_bias, token_mask, w_up, w_up_second, o.gate_block, o.transposed, w_down,
         o.transposed, b_up, b_down, addend, o.scores_kind, o.groups, o.top_groups, o.renormalise, o.scale,
-        _core.DTYPES[_logits_dtype(x, o)], o.activation, o.score_on, logits, rounded_logits, ids, scores, raw_scores,
-        nan_tokens, *lists, z, y, o.backend,
+        _core.DTYPES[_logits_dtype(x.dtype, o)], o.activation, o.score_on, logits, rounded_logits, ids, scores,
+        raw_scores, nan_tokens, *lists, z, y, o.backend,
     )  # fmt: skip
     return outputs
+
+
+_IN = (
+    "Tensor x, Tensor w_router, Tensor? b_router, Tensor? expert_bias, Tensor? token_mask, Tensor w_up, "
+    "Tensor? w_up_second, Tensor w_down, Tensor? b_up, Tensor? b_down, Tensor? addend"
+)
+_OUT = (
+    "(Tensor y, Tensor scores, Tensor logits, Tensor lists, Tensor nan_tokens, Tensor z, Tensor raw_scores, "
+    "Tensor kept_logits)"
+)
+_native_forward = _core.native(f"moe_forward.native({_IN}, str words) -> {_OUT}")
+
+
+def _forward_natively(*arguments):
+    """The same by the shim, which makes the outputs too."""
+    *tensors, o = arguments
+    if tensors[0].is_meta:
+        return _forward(*arguments)
+    return _core.call(_native_forward, *tensors, words(*o))
 
 
 def _outputs(*arguments) -> tuple:
     """None for an output that nobody asked for."""
     x, w_router, *_, w_down, _, _, _, o = arguments
     tokens, experts, k = x.shape[0], w_router.shape[0], o.k
-    keeps = _keeps_logits(x, w_router, o) and not (o.return_logits and o.input_dtype)
+    keeps = _keeps_logits(x.dtype, w_router.dtype, o) and not (o.returned == 3 and o.input_dtype)
     scores = x.new_empty((tokens, k), dtype=score_dtype(x.dtype))
-    ids = x.new_empty((tokens, k), dtype=torch.int32)
-    row_token = ids.new_empty((tokens * k,))
     return (
         torch.empty_like(x, memory_format=torch.contiguous_format),
-        x.new_empty((tokens, experts), dtype=_logits_dtype(x, o)) if o.return_logits else None,
         scores,
-        ids,
-        ids.new_empty((experts + 1,)),
-        row_token,
-        torch.empty_like(row_token),
-        torch.empty_like(ids),
-        ids.new_zeros((1,)) if o.count_nan_tokens else None,
+        x.new_empty((tokens, experts), dtype=_logits_dtype(x.dtype, o)) if o.returned == 3 else None,
+        x.new_empty((4 * tokens * k + experts + 1,), dtype=torch.int32),
+        x.new_zeros((1,), dtype=torch.int32) if o.count_nan_tokens else None,
         x.new_empty((tokens * k, z_width(o.activation, w_down, o.transposed))) if o.save_z else None,
         torch.empty_like(scores) if o.scores_kind == "sigmoid_group" else None,
         x.new_empty((tokens, experts)) if keeps else None,
@@ -123,26 +154,25 @@ def _outputs(*arguments) -> tuple:
 
 def _setup(ctx, inputs, output):
     x, w_router, b_router, _, _, *experts, _, o = inputs
-    _, logits, scores, ids, *lists, _, z, raw_scores, kept_logits = output
-    fixed = output[_OWN:] if o.return_logits else (logits, *output[_OWN:])
-    ctx.mark_non_differentiable(*[t for t in fixed if t is not None])
+    _, scores, logits, lists, _, z, raw_scores, kept_logits = output
     ctx.set_materialize_grads(False)
     ctx.options, ctx.z_state = o, Preactivations("moe", o.overwrite_z)
-    keeps_logits = any(ctx.needs_input_grad[:3]) and _keeps_logits(x, w_router, o)
+    keeps_logits = _keeps_logits(x.dtype, w_router.dtype, o) and any(ctx.needs_input_grad[:3])
     ctx.save_for_backward(
         x, w_router, b_router, *experts, wanted(o.save_z, z),
-        wanted(keeps_logits, logits if o.return_logits and o.input_dtype else kept_logits),
-        ids, scores, wanted(o.scores_kind == "sigmoid_group", raw_scores), *lists,
+        wanted(keeps_logits, logits if o.returned == 3 and o.input_dtype else kept_logits),
+        scores, wanted(o.scores_kind == "sigmoid_group", raw_scores), lists,
     )  # fmt: skip
 
 
-def _gradient(ctx, dy, dlogits, dscores, *_):
+def _gradient(ctx, dy, dscores=None, dlogits=None, *_):
     if dy is not None:
         ctx.z_state.check()
-    asked = asked_for(ctx, TENSORS)
+    is_eager = eager()
+    asked = asked_for(ctx, TENSORS, is_eager)
     of_y_alone = dlogits is None and dscores is None and dy is not None
     gradients = {}
-    if of_y_alone and eager():
+    if of_y_alone and is_eager:
         if not asked.isdisjoint(_LEARNING):
             gradients = _backward(dy, ctx.saved_tensors, ctx.options, asked, ctx.z_state)
     else:
@@ -152,15 +182,14 @@ def _gradient(ctx, dy, dlogits, dscores, *_):
     return (*map(gradients.get, TENSORS), None)
 
 
-def _backward(dy, saved, o: MoeOptions, asked: set[str], z_state: Preactivations) -> dict:
+def _backward(dy, saved, o: MoeOptions, asked: frozenset[str], z_state: Preactivations) -> dict:
     """The gradients that are asked for, by name, in one call of the core."""
-    x, w_router, _, _, w_up_second, _, _, _, z, *_ = saved
+    w_up_second, z = saved[4], saved[8]
     if w_up_second is not None and ("w_up" in asked or "w_up_second" in asked):  # the two are one to the core
         asked = asked | {"w_up", "w_up_second"}
     overwrite_z = z_state.spend(z)
-    dtypes = _core.DTYPES[_recomputed_dtype(x, w_router, o)], _core.DTYPES[_dlogits_dtype(x, w_router)]
     compute = _gradients if _native_backward is None or dy.is_meta else _native_gradients
-    gradients = compute(dy, saved, o, asked, overwrite_z, dtypes)
+    gradients = compute(dy, saved, o, asked, overwrite_z)
     if overwrite_z:
         torch.autograd.graph.increment_version(z)
     return dict(zip(_LEARNING, gradients, strict=True))
@@ -172,47 +201,50 @@ def _gradient_memory(name: str, t: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(t, memory_format=torch.contiguous_format if name == "x" else torch.preserve_format)
 
 
-def _gradients(dy, saved, o: MoeOptions, asked: set[str], overwrite_z: bool, dtypes: tuple[str, str]) -> list:
+def _gradients(dy, saved, o: MoeOptions, asked: frozenset[str], overwrite_z: bool) -> list:
     """None for one that is not asked for."""
-    x, w_router, b_router, w_up, w_up_second, w_down, b_up, b_down, z, *router_and_lists = saved
+    x, w_router, b_router, w_up, w_up_second, w_down, b_up, b_down, z, logits, scores, raw_scores, lists = saved
+    ids, *lists = list_views(lists, scores.shape)
     gradients = [_gradient_memory(n, t) if n in asked else None for n, t in zip(_LEARNING, saved, strict=False)]
     *of_router, dw_up, dw_up_second, dw_down, db_up, db_down = gradients
     _core.call(
         _core.raw_operators["moe_backward"].call,
-        dy, x, w_router, b_router, *router_and_lists, w_up, w_up_second, o.gate_block, o.transposed, w_down,
-        o.transposed, b_up, b_down, o.scores_kind, o.renormalise, o.scale, *dtypes, o.activation, o.score_on,
-        overwrite_z, z, *of_router, dw_up, dw_up_second, o.gate_block, o.transposed, dw_down, o.transposed, db_up,
-        db_down, o.backend,
+        dy, x, w_router, b_router, logits, ids, scores, raw_scores, *lists, w_up, w_up_second, o.gate_block,
+        o.transposed, w_down, o.transposed, b_up, b_down, o.scores_kind, o.renormalise, o.scale,
+        *_words_of_dtypes(x.dtype, w_router.dtype, o), o.activation, o.score_on, overwrite_z, z, *of_router, dw_up,
+        dw_up_second, o.gate_block, o.transposed, dw_down, o.transposed, db_up, db_down, o.backend,
     )  # fmt: skip
     return gradients
 
 
 _native_backward = _core.native(
-    "moe_backward(Tensor dy, Tensor x, Tensor w_router, Tensor? b_router, Tensor w_up, Tensor? w_up_second, "
-    "Tensor w_down, Tensor? b_up, Tensor? b_down, Tensor(a!)? z, Tensor? logits, Tensor ids, Tensor scores, "
-    "Tensor? raw_scores, Tensor expert_offsets, Tensor row_token, Tensor row_slot, Tensor slot_row, str scores_kind, "
-    "bool renormalise, float scale, str logits_dtype, str dlogits_dtype, int gate_block, bool transposed, "
-    "str activation, str score_on, bool overwrite_z, int asked, str backend) -> "
-    "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+    "moe_backward.native(Tensor dy, Tensor x, Tensor w_router, Tensor? b_router, Tensor w_up, Tensor? w_up_second, "
+    "Tensor w_down, Tensor? b_up, Tensor? b_down, Tensor(a!)? z, Tensor? logits, Tensor scores, Tensor? raw_scores, "
+    "Tensor lists, str words) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
-
-
 _BITS = dict.fromkeys(TENSORS, 0) | {name: 1 << i for i, name in enumerate(_LEARNING)}
 
 
-def _native_gradients(dy, saved, o: MoeOptions, asked: set[str], overwrite_z: bool, dtypes: tuple[str, str]) -> tuple:
+def _native_gradients(dy, saved, o: MoeOptions, asked: frozenset[str], overwrite_z: bool) -> tuple:
     """The same by the shim, which makes them too."""
-    return _core.call(
-        _native_backward, dy, *saved, o.scores_kind, o.renormalise, o.scale, *dtypes, o.gate_block, o.transposed,
-        o.activation, o.score_on, overwrite_z, sum(map(_BITS.__getitem__, asked)), o.backend,
-    )  # fmt: skip
+    x, w_router, *_ = saved
+    return _core.call(_native_backward, dy, *saved, _backward_words(o, asked, overwrite_z, x.dtype, w_router.dtype))
 
 
-def _backward_in_steps(dy, dlogits, dscores, saved, o: MoeOptions, asked: set[str], z_state: Preactivations) -> dict:
+@functools.lru_cache(maxsize=1024, typed=True)
+def _backward_words(o: MoeOptions, asked: frozenset[str], overwrite_z: bool, x: torch.dtype, w_router: torch.dtype):
+    return words(*o, *_words_of_dtypes(x, w_router, o), overwrite_z, sum(_BITS[name] for name in asked))
+
+
+def _backward_in_steps(
+    dy, dlogits, dscores, saved, o: MoeOptions, asked: frozenset[str], z_state: Preactivations
+) -> dict:
     """The same through the operators of the steps: where somebody looks on, or logits and scores have gradients of
     their own, which are added between the steps.
     """
     values, gradients, router = dict(zip(_KEPT, saved, strict=True)), {}, not asked.isdisjoint(_ROUTER)
+    names = ("ids", "expert_offsets", "row_token", "row_slot", "slot_row")
+    values |= zip(names, list_views(values.pop("lists"), values["scores"].shape), strict=True)
     if dy is not None:
         gradients = expert_gradients(dy, values | _layer_options(o), asked | {"scores"} if router else asked, z_state)
         dscores = _sum(dscores, gradients.pop("scores", None))
@@ -236,11 +268,11 @@ def _layer_options(o: MoeOptions) -> dict:
 
 def _dlogits(dscores, o: MoeOptions, *, x, w_router, b_router, logits, scores, ids, raw_scores, **_):
     if o.scores_kind == "softmax" and logits is None:
-        input_dtype = _recomputed_dtype(x, w_router, o) == x.dtype
+        input_dtype = _recomputed_dtype(x.dtype, w_router.dtype, o) == x.dtype
         logits = router_logits(x, w_router, b_router, input_dtype, o.backend)
     return route_backward(
         dscores, scores, ids, raw_scores, logits, None, None, None, o.scores_kind, o.renormalise, o.scale,
-        ids.shape[0], w_router.shape[0], _dlogits_dtype(x, w_router), o.backend,
+        ids.shape[0], w_router.shape[0], _dlogits_dtype(x.dtype, w_router.dtype), o.backend,
     )  # fmt: skip
 
 
@@ -251,18 +283,14 @@ def _sum(a, b):
 
 
 moe_forward = define(
-    "moe_forward(Tensor x, Tensor w_router, Tensor? b_router, Tensor? expert_bias, Tensor? token_mask, Tensor w_up, "
-    "Tensor? w_up_second, Tensor w_down, Tensor? b_up, Tensor? b_down, Tensor? addend, int k, str scores_kind, "
-    "int groups, int top_groups, bool renormalise, float scale, bool input_dtype, bool count_nan_tokens, "
-    "bool return_logits, int gate_block, bool transposed, str activation, str score_on, bool save_z, "
-    "bool overwrite_z, str backend) -> (Tensor y, Tensor logits, Tensor scores, Tensor ids, Tensor expert_offsets, "
-    "Tensor row_token, Tensor row_slot, Tensor slot_row, Tensor nan_tokens, Tensor z, Tensor raw_scores, "
-    "Tensor kept_logits)",
+    f"moe_forward({_IN}, int k, str scores_kind, int groups, int top_groups, bool renormalise, float scale, "
+    "bool input_dtype, bool count_nan_tokens, int returned, int gate_block, bool transposed, str activation, "
+    f"str score_on, bool save_z, bool overwrite_z, str backend) -> {_OUT}",
     _forward,
     _outputs,
     _setup,
     _gradient,
     MoeOptions,
-    _OWN,
-    native=True,
+    lambda o: o.returned,
+    _native_forward and _forward_natively,
 )
