@@ -79,7 +79,7 @@ class DownBackwardEpilogue : public NothingPending {
   }
 
   /// The last products of the main loop run: the scores arrive beside them.
-  __device__ void products_issued() { a_.scores.at(slot_of_score_, scores_); }
+  __device__ void products_issued(const Tile&, int) { a_.scores.at(slot_of_score_, scores_); }
 
   __device__ void run(const Tile& tile, int row0, typename Op::Accumulators& acc, const Tile& next, bool more) {
     wait_for_turn();

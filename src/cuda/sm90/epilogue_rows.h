@@ -25,13 +25,45 @@ struct RowPlace : RaggedRow {
 
 /// Scores of a thread's two rows, `row` and 8 below; 0 past the expert's end.
 __device__ __forceinline__ void load_scores(const ScoreOfRow<float>& scores, const Tile& tile, int row, float (&score)[2]) {
+  int slot[2];
 #pragma unroll
-  for (int i = 0; i < 2; ++i) score[i] = row + 8 * i < tile.rows ? scores(tile.first_row + row + 8 * i) : 0.0f;
+  for (int i = 0; i < 2; ++i) slot[i] = row + 8 * i < tile.rows ? scores.listed(tile.first_row + row + 8 * i) : -1;
+  scores.at(slot, score);
+}
+
+/// Where columns of a piece of 64 lie on the caller's out axis. Blocks of gates divide 128 or are its multiples (supports.cpp),
+/// so those of 64 and more are one for the whole piece.
+struct BiasOrder {
+  int shift = 31, factor = 0, offset;
+  __device__ BiasOrder(int block, int gates, int first, bool up) {
+    if (block == 0) {
+      offset = up ? gates : 0;
+    } else if (block < 64) {
+      shift = 31 - __clz(block);
+      factor = block;
+      offset = up ? block : 0;
+    } else {
+      offset = (first / block + up) * block;
+    }
+  }
+  __device__ int place(int column) const { return column + (column >> shift) * factor + offset; }
+};
+
+/// The bias of a thread's 16 columns of a piece, two of every 8, all loaded before any is used. Past the last column it is that
+/// of the last one: nothing there is stored.
+template <class Element>
+__device__ __forceinline__ void load_bias(const ExpertBias<Element>& bias, int expert, const BiasOrder& order, int first,
+                                          int columns, int lane, float (&b)[16]) {
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const int column = min(first + column_of(i / 2 * 4 + i % 2, lane), columns - 1);
+    b[i] = bias.data ? bias.template load<float>(expert * bias.expert_step + order.place(column) * bias.step) : 0.0f;
+  }
 }
 
 /// z is packed after the main loop and leaves while the next tile's products run; a is made from the packed z then, so that it
-/// is the same whether z is kept, recomputed or neither. kPlain: no bias and no score, the common case, without the registers
-/// that they take.
+/// is the same whether z is kept, recomputed or neither. kPlain: no bias and no score, the common case; with them there are no
+/// registers left for that, and the tile leaves at once.
 template <class Op, class Act, bool kPlain>
 class UpEpilogue : public NothingAhead {
   static constexpr bool kGated = Act::kGated;
@@ -45,36 +77,42 @@ class UpEpilogue : public NothingAhead {
   static constexpr int kBarriers = 0;
 
   __device__ UpEpilogue(const GemmArguments<typename Op::Element>& a, std::uint32_t staging, std::uint32_t, ConsumerThread me)
-      : a_(a), me_(me), act_{}, staging_(staging, me) {
-    if constexpr (requires { act_.kind; }) act_.kind = a.activation;
-  }
+      : a_(a), me_(me), staging_(staging, me) {}
 
+  __device__ void products_issued(const Tile& tile, int row0) {
+    if constexpr (!kPlain) load_scores(a_.scores, tile, row0 + me_.row(), score_);
+  }
   __device__ void run(const Tile& tile, int row0, const typename Op::Accumulators& acc, const Tile&, bool) {
     finish();
     tile_ = tile;
     row0_ = row0;
-    static_for<kPieces>([&](auto piece) {
-      const float* f = &acc[0][piece * 32];
-      if (kPlain || !a_.bias.data) pack_columns<typename Op::Element>(f, z_[piece]);
-      else pack_biased(piece, f, z_[piece]);
-    });
-    step_ = a_.store_z ? 0 : 1;
+    if constexpr (kPlain) {
+      static_for<kPieces>([&](auto piece) { pack_columns<typename Op::Element>(&acc[0][piece * 32], z_[piece]); });
+      step_ = a_.store_z ? 0 : 1;
+    } else {
+      static_for<kActivated>([&](auto c) {
+        pack_biased(c, &acc[0][c * 32], z_[c]);
+        if constexpr (kGated) pack_biased(kActivated + c, &acc[0][(kActivated + c) * 32], z_[kActivated + c]);
+        if (a_.store_z) write_z(c);
+        write_a(c);
+      });
+    }
   }
 
   /// One step: z's pieces of 64 columns of a, or those of a.
   __device__ void between() {
     const int now = step_;
     static_for<2 * kActivated>([&](auto step) {
-      constexpr Constant<step / 2> c;
       if (now != step) return;
-      if constexpr (step % 2 == 1) write_a(c);
-      else write_z(c);
+      if constexpr (step % 2 == 1) write_a(step / 2);
+      else write_z(step / 2);
     });
     step_ = now + (a_.store_z ? 1 : 2);
   }
-  __device__ bool pending() const { return step_ < 2 * kActivated; }
+  __device__ bool pending() const { return kPlain && step_ < 2 * kActivated; }
   __device__ void finish() {
-    while (pending()) between();
+    if constexpr (kPlain)
+      while (pending()) between();
   }
 
  private:
@@ -82,8 +120,7 @@ class UpEpilogue : public NothingAhead {
   __device__ int column(int c) const { return tile_.n * kColumns + c * 64; }
   __device__ RowPlace place(int c) const { return RowPlace(tile_, row0_, column(c)); }
 
-  template <int c>
-  __device__ void write_z(Constant<c>) {
+  __device__ __forceinline__ void write_z(int c) {
     const std::uint32_t tile = staging_.acquire();
     put_tile(tile, me_, z_[c]);
     if constexpr (kGated) put_tile(tile + kStoreTileBytes, me_, z_[kActivated + c]);
@@ -94,12 +131,8 @@ class UpEpilogue : public NothingAhead {
     });
   }
 
-  template <int c>
-  __device__ void write_a(Constant<c>) {
+  __device__ __forceinline__ void write_a(int c) {
     const std::uint32_t tile = staging_.acquire();
-    const ScorePlacement on = kPlain || a_.scores.values == nullptr ? ScorePlacement::output : a_.score_on;
-    float score[2] = {1, 1};
-    if (on != ScorePlacement::output) load_scores(a_.scores, tile_, row0_ + me_.row(), score);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       std::uint32_t pairs[4];
@@ -109,38 +142,46 @@ class UpEpilogue : public NothingAhead {
         if constexpr (kGated) keep_here(z_[kActivated + c][4 * j + x]);
         const float2 g = unpack<typename Op::Element>(z_[c][4 * j + x]);
         const float2 u = kGated ? unpack<typename Op::Element>(z_[kGated ? kActivated + c : 0][4 * j + x]) : float2{0, 0};
-        const FastFloat s = score[x & 1];
-        pairs[x] = pack<typename Op::Element>(activated(act_, FastFloat(g.x), FastFloat(u.x), s, on).v,
-                                              activated(act_, FastFloat(g.y), FastFloat(u.y), s, on).v);
+        pairs[x] = pack<typename Op::Element>(value(g.x, u.x, x & 1), value(g.y, u.y, x & 1));
       }
-      ptx::store_matrix(store_place(tile, me_.warp, me_.lane, j), pairs[0], pairs[1], pairs[2], pairs[3]);
+      put_quarter(tile, me_, j, pairs);
     }
     staging_.publish([&] {
       if (inside(c)) place(c).store(a_.store[2], tile);
     });
   }
 
+  /// sa * act(sz * z), with factors instead of a question at every element.
+  __device__ float value(float gate, float up, int half) const {
+    constexpr ScorePlacement kNone = ScorePlacement::output;
+    if constexpr (kPlain) return activated<FastFloat>(Act{}, gate, up, 1.0f, kNone).v;
+    const float s = score_[half];
+    const FastFloat sz = a_.score_on == ScorePlacement::input ? s : 1.0f, sa = a_.score_on == ScorePlacement::inside ? s : 1.0f;
+    return (sa * activated<FastFloat>(Act{}, sz * FastFloat(gate), sz * FastFloat(up), 1.0f, kNone)).v;
+  }
+
   __device__ void pack_biased(int piece, const float* f, std::uint32_t (&pairs)[16]) const {
-    const int first = column(piece % kActivated), half = piece >= kActivated ? a_.n_size : 0;
-    const auto biased = [&](int i) {
-      const int j = first + column_of(i, me_.lane);
-      return f[i] + (j < a_.n_size ? a_.bias.template at<float>(tile_.expert, half + j) : 0.0f);
-    };
+    const int first = column(piece % kActivated);
+    float b[16];
+    load_bias(a_.bias, tile_.expert, {a_.bias.out.block, a_.n_size, first, piece >= kActivated}, first, a_.n_size, me_.lane, b);
 #pragma unroll
-    for (int i = 0; i < 16; ++i) pairs[i] = pack<typename Op::Element>(biased(2 * i), biased(2 * i + 1));
+    for (int i = 0; i < 16; ++i)
+      pairs[i] = pack<typename Op::Element>(f[2 * i] + b[i / 2 * 2], f[2 * i + 1] + b[i / 2 * 2 + 1]);
   }
 
   const GemmArguments<typename Op::Element>& a_;
   const ConsumerThread me_;
-  Act act_;
   Staging<2, 2> staging_;
   std::uint32_t z_[kPieces][16];
   Tile tile_{};  // that z_ is of
   int row0_ = 0, step_ = 2 * kActivated;
+  float score_[2];
 };
 
 template <class Op, bool kPlain>
 class StoreEpilogue : public NothingAhead {
+  static_assert(kPlain || Op::kBlocksM == 1);
+
  public:
   static constexpr int kStagingBytes = kConsumers * Op::kConfig.store_tiles * kStoreTileBytes;
   static constexpr int kBarriers = 0;
@@ -152,6 +193,9 @@ class StoreEpilogue : public NothingAhead {
   __device__ void between() { stores_.between(*this); }
   __device__ void finish() { stores_.finish(*this); }
 
+  __device__ void products_issued(const Tile& tile, int row0) {
+    if constexpr (!kPlain) load_scores(a_.scores, tile, row0 + me_.row(), score_);
+  }
   __device__ void run(const Tile& tile, int row0, const typename Op::Accumulators& acc, const Tile&, bool) {
     finish();
     tile_ = tile;
@@ -160,7 +204,7 @@ class StoreEpilogue : public NothingAhead {
         [&](int m, int c, std::uint32_t (&pairs)[16]) {
           const float* f = &acc[m][c * 32];
           if (kPlain || (!a_.bias.data && !a_.scores.values)) pack_columns<typename Op::Element>(f, pairs);
-          else pack_weighted(row0 + m * 64, tile.n * Op::kTileN + c * 64, f, pairs);
+          else pack_weighted(tile.n * Op::kTileN + c * 64, f, pairs);
         },
         *this);
   }
@@ -176,16 +220,15 @@ class StoreEpilogue : public NothingAhead {
 
  private:
   /// With the bias and the scores.
-  __device__ void pack_weighted(int first, int column, const float* f, std::uint32_t (&pairs)[16]) const {
-    float score[2] = {1, 1};
-    if (a_.score_on != ScorePlacement::input) load_scores(a_.scores, tile_, first + me_.row(), score);
-    const auto weighted = [&](int i) {
-      const int j = column + column_of(i, me_.lane);
-      const float bias = j < a_.n_size ? a_.bias.template at<float>(tile_.expert, j) : 0.0f, s = score[half_of(i)];
-      return a_.score_on == ScorePlacement::inside ? f[i] + s * bias : s * (f[i] + bias);
-    };
+  __device__ void pack_weighted(int first, const float* f, std::uint32_t (&pairs)[16]) const {
+    float b[16];
+    load_bias(a_.bias, tile_.expert, {0, a_.n_size, first, false}, first, a_.n_size, me_.lane, b);
+    const bool output = a_.score_on == ScorePlacement::output, input = a_.score_on == ScorePlacement::input;
 #pragma unroll
-    for (int i = 0; i < 16; ++i) pairs[i] = pack<typename Op::Element>(weighted(2 * i), weighted(2 * i + 1));
+    for (int i = 0; i < 16; ++i) {
+      const float s = score_[i & 1], of_sum = output ? s : 1.0f, of_bias = input ? 1.0f : s, *add = &b[i / 2 * 2];
+      pairs[i] = pack<typename Op::Element>(of_sum * f[2 * i] + of_bias * add[0], of_sum * f[2 * i + 1] + of_bias * add[1]);
+    }
   }
 
   const GemmArguments<typename Op::Element>& a_;
@@ -193,6 +236,7 @@ class StoreEpilogue : public NothingAhead {
   TileStores<Op, false> stores_;
   Tile tile_{};  // that stores_ has
   int row0_ = 0;
+  float score_[2];
 };
 
 /// Straight from registers: the four threads of a row write 32 bytes of it (16 of 16-bit logits) at a time, and any E and

@@ -18,7 +18,8 @@ class Consumer {
   /// acc = the tile's product over `blocks` k blocks; `left_offset` picks this warpgroup's rows of the left tile. What the
   /// epilogue still has of the tile before, it writes while products run.
   template <class Epilogue>
-  __device__ void multiply(typename Op::Accumulators& acc, int blocks, std::uint32_t left_offset, Epilogue& epilogue) {
+  __device__ void multiply(typename Op::Accumulators& acc, int blocks, std::uint32_t left_offset, Epilogue& epilogue,
+                           const Tile& tile, int row0) {
     const std::uint64_t left = tile_descriptor(s_.left + left_offset, Op::kLeftMnMajor ? kPanelBytes : 0);
     const std::uint64_t right = tile_descriptor(s_.right, Op::kRightMnMajor ? kPanelBytes : 0);
     for (int kb = 0; kb < blocks; ++kb) {
@@ -27,7 +28,7 @@ class Consumer {
       if (epilogue.pending()) epilogue.between();
       finish_before_last();
     }
-    epilogue.products_issued();
+    epilogue.products_issued(tile, row0);
     ptx::wgmma_wait<0>();
     pin(acc);
     if (blocks > 0) release(last_);
@@ -111,7 +112,7 @@ constexpr int shared_bytes() {
 ///   start(first)                  before all tiles
 ///   begin(tile, row0)             before the main loop of a tile of this warpgroup, whose rows begin at row0
 ///   pending(), between()          work left over from the tile before, done in steps while the main loop's products run
-///   products_issued()             while the last products run
+///   products_issued(tile, row0)   while the last products run
 ///   run(tile, row0, acc, next, more)   the tile's sums are there; `next` is the CTA's next tile, if there is one more
 ///   pass(tile, next, more)        instead of begin and run, for a tile of which this warpgroup has no rows
 ///   skip()                        a tile of the other warpgroup (ping-pong)
@@ -140,7 +141,7 @@ __device__ void consume(const GemmArguments<typename Op::Element>& a, const Shar
       const int row0 = tile.m * Op::kTileM + me.warpgroup * 64 * Op::kBlocksM;
       if (live(tile, row0)) {
         epilogue.begin(tile, row0);
-        consumer.multiply(acc, blocks, me.warpgroup * kPanelBytes * Op::kBlocksM, epilogue);
+        consumer.multiply(acc, blocks, me.warpgroup * kPanelBytes * Op::kBlocksM, epilogue, tile, row0);
         epilogue.run(tile, row0, acc, following, more);
       } else {
         consumer.drain(blocks);
@@ -152,7 +153,7 @@ __device__ void consume(const GemmArguments<typename Op::Element>& a, const Shar
         const bool working = live(tile, row0);
         if (working) epilogue.begin(tile, row0);
         ptx::named_sync(kBarrierOfTurn + me.warpgroup, 256);
-        if (working) consumer.multiply(acc, blocks, 0, epilogue);
+        if (working) consumer.multiply(acc, blocks, 0, epilogue, tile, row0);
         else consumer.drain(blocks);
         ptx::named_arrive(kBarrierOfTurn + (me.warpgroup ^ 1), 256);
         if (working) epilogue.run(tile, row0, acc, following, more);

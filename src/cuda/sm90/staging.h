@@ -112,7 +112,8 @@ struct NothingAhead {
   __device__ void start(const Tile&) {}
   template <class Tile>
   __device__ void begin(const Tile&, int) {}
-  __device__ void products_issued() {}
+  template <class Tile>
+  __device__ void products_issued(const Tile&, int) {}
   template <class Tile>
   __device__ void pass(const Tile&, const Tile&, bool) {}
   __device__ void skip() {}

@@ -54,18 +54,17 @@ void run_up(const UpForward& op, const Execution& execution) {
 
   void* stream = execution.stream;
   const bool mn_major = !weight_half(op.w_up, 1, 0).in_contiguous();
-  if (mn_major) {
-    if (is_gated(op.activation)) return launch_up<Element, kTile256, true, AnyGated, false>(op, a, stream);
-    return launch_up<Element, kTile256, true, AnyPlain, false>(op, a, stream);
-  }
-  if (plain(op) && op.activation == Activation::swiglu) {
+  if (!mn_major && plain(op) && op.activation == Activation::swiglu) {
     if constexpr (kCommon<Element>)
       if (choice.kernel == Kernel::tile_256_pair) return launch_up<Element, kTile256Pair, false, Swiglu, true>(op, a, stream);
     return launch_up<Element, kTile256, false, Swiglu, true>(op, a, stream);
   }
-  if (plain(op) && op.activation == Activation::silu) return launch_up<Element, kTile256, false, Silu, true>(op, a, stream);
-  if (is_gated(op.activation)) return launch_up<Element, kTile256, false, AnyGated, false>(op, a, stream);
-  launch_up<Element, kTile256, false, AnyPlain, false>(op, a, stream);
+  if (!mn_major && plain(op) && op.activation == Activation::silu)
+    return launch_up<Element, kTile256, false, Silu, true>(op, a, stream);
+  dispatch_activation(op.activation, [&](auto act) {
+    if (mn_major) launch_up<Element, kTile256, true, decltype(act), false>(op, a, stream);
+    else launch_up<Element, kTile256, false, decltype(act), false>(op, a, stream);
+  });
 }
 
 }  // namespace
