@@ -194,7 +194,7 @@ def frame() -> dict:
 
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        driver = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        driver = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout.split("\n")[0]
     except (OSError, subprocess.SubprocessError):
         driver = "unknown"
     return {

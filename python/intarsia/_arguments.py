@@ -53,6 +53,13 @@ def same_device(function: str, x: torch.Tensor, **others) -> None:
             fail(function, name, text)
 
 
+def counts(function: str, value: torch.Tensor, x: torch.Tensor, experts: int) -> None:
+    """A tensor that takes the rows of each expert."""
+    if value.shape != (experts,) or value.dtype != torch.int32:
+        fail(function, "counts", f"expected ({experts},) int32, got {tuple(value.shape)} {value.dtype}")
+    same_device(function, x, counts=value)
+
+
 def gate_block(function: str, layout) -> int:
     """Weights::gate_block of a declared layout of w_up's rows."""
     named = {"concatenated": 0, "interleaved": 1}

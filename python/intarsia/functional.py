@@ -61,6 +61,7 @@ def moe(
     logits_dtype: str = "float32",
     token_mask: Tensor | None = None,
     nan_tokens: Tensor | None = None,
+    counts: Tensor | None = None,
     b_up: Tensor | None = None,
     b_down: Tensor | None = None,
     activation: str = "swiglu",
@@ -76,7 +77,8 @@ def moe(
     for one without logits (empty), which then give their memory to the experts.
 
     What router_logits, route, build_index and moe_mlp give one after another, with their arguments and errors, in
-    less time: x gets one gradient, into which both parts are summed where it is written. MoE is its module.
+    less time: x gets one gradient, into which both parts are summed where it is written. MoE is its module. `counts`
+    (E) int32 is set to the rows of each expert.
 
     Gradients: x, w_router, b_router, w_up, w_down, b_up, b_down, addend, from y and from the Routing's logits and
     scores; second derivatives are refused. Raises InvalidArgument, Unsupported.
@@ -89,6 +91,8 @@ def moe(
         elif expert_bias is not None or token_mask is not None:
             tensors = (*tensors[:3], *choice_tensors("moe", x.dtype, expert_bias, token_mask), *tensors[5:])
         check_k("moe", k, w_router.shape[0])
+        if counts is not None:
+            check.counts("moe", counts, x, w_router.shape[0])
         save_z = save == "preactivation" and check.requires_gradient(*tensors[:-1])
         options = _moe_options(
             k, scores, groups, top_groups, renormalise, float(scale), logits_dtype, nan_tokens is not None,
@@ -106,6 +110,8 @@ def moe(
         _moe_tensors(*tensors, transposed)  # nothing has looked at the others' devices
     if nan_tokens is not None:
         nan_tokens.add_(found)
+    if counts is not None:  # the last entries are the experts' offsets
+        torch.sub(lists[-w_router.shape[0] :], lists[-w_router.shape[0] - 1 : -1], out=counts)
     if not return_routing:
         return y
     ids, *lists = list_views(lists, chosen.shape)

@@ -175,15 +175,15 @@ class MoE(nn.Module):
         x_TH = x if flat else x.reshape(-1, self.hidden)
         mask_T = None if token_mask is None else token_mask.reshape(-1)
         addend_TH = None if addend is None else addend.reshape(-1, self.hidden)
-        y_TH, found = self._forward(x_TH, mask_T, addend_TH, return_routing or "lists")
-        torch.diff(found.lists.expert_offsets, out=self.last_counts)
-        y = y_TH if flat else y_TH.reshape(shape)
-        return (y, found) if return_routing else y
+        found = self._forward(x_TH, mask_T, addend_TH, return_routing)
+        if flat:
+            return found
+        return (found[0].reshape(shape), found[1]) if return_routing else found.reshape(shape)
 
     def _forward(
-        self, x: Tensor, token_mask: Tensor | None, addend: Tensor | None, return_routing: bool | str
-    ) -> tuple[Tensor, Routing]:
-        """On tokens (T, H)."""
+        self, x: Tensor, token_mask: Tensor | None, addend: Tensor | None, return_routing: bool
+    ) -> Tensor | tuple[Tensor, Routing]:
+        """On tokens (T, H). Sets last_counts."""
         shared = self.shared
         if shared is not None or addend is not None:
             (x,) = check.autocast(x)
@@ -198,12 +198,13 @@ class MoE(nn.Module):
                 activation=self.activation, layout=self.layout, transposed=self.transposed, score_on=self.score_on,
                 save=self.save, addend=addend, backend=self.backend,
             )  # fmt: skip
-            return y, found
+            torch.diff(found.lists.expert_offsets, out=self.last_counts)
+            return (y, found) if return_routing else y
         return F.moe(
             x, self.w_router, self.experts_per_token, self.w_up, self.w_down, b_router=self.b_router,
             scores=self.scores, expert_bias=self.expert_bias, groups=self.groups, top_groups=self.top_groups,
             renormalise=self.renormalise, scale=self.scale, logits_dtype=self.logits_dtype, token_mask=token_mask,
-            b_up=self.b_up, b_down=self.b_down, activation=self.activation, layout=self.layout,
+            counts=self.last_counts, b_up=self.b_up, b_down=self.b_down, activation=self.activation, layout=self.layout,
             transposed=self.transposed, score_on=self.score_on, save=self.save, addend=addend, backend=self.backend,
             return_routing=return_routing,
         )  # fmt: skip

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import intarsia
 from intarsia import losses, reference
+from intarsia.errors import InvalidArgument
 
 # ---- the whole is its parts
 
@@ -106,6 +107,23 @@ def test_no_token_and_one_token(tokens):
         got, want = (gradients(layer(*arguments, **keywords)[0], leaves) for layer in (whole, parts))
         assert_same(got, want, leaves, torch.float32)
         assert tokens or all((g == 0).all() for g in got)
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 20])
+@pytest.mark.parametrize("returned", [False, "lists", True])
+def test_counts_are_the_rows_of_each_expert(tokens, returned):
+    arguments, keywords, _ = problem(tokens=tokens, mask=True)
+    counts = torch.full((6,), -1, dtype=torch.int32)
+    intarsia.moe(*arguments, return_routing=returned, counts=counts, **keywords)
+    _, routing = intarsia.moe(*arguments, return_routing=True, **keywords)
+    assert torch.equal(counts, torch.bincount(routing.ids[routing.ids >= 0], minlength=6).int())
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(5, dtype=torch.int32), torch.zeros(6, dtype=torch.int64)])
+def test_counts_of_another_shape_or_dtype_are_refused(wrong):
+    arguments, keywords, _ = problem(tokens=3)
+    with pytest.raises(InvalidArgument, match=r"moe: counts: expected \(6,\) int32"):
+        intarsia.moe(*arguments, counts=wrong, **keywords)
 
 
 def test_nan_tokens_are_counted_and_reach_nobody():
