@@ -42,7 +42,8 @@ struct RowsOperand {
   }
 };
 
-/// Columns of x, dy or a row buffer, MN-major: k runs over the expert's rows. Their tokens are read one tile ahead.
+/// Columns of x, dy or a row buffer, MN-major: k runs over the expert's rows. Their tokens are asked for one step ahead and
+/// looked at when they are used: a look at the load would wait for it at every step.
 template <class T>
 struct ColumnsOperand {
   static constexpr bool kMnMajor = true, kPairs = false;
@@ -58,23 +59,24 @@ struct ColumnsOperand {
     s.begin = expert.begin;
     s.count = expert.count;
     s.column = min(first + s.place.chunk * kChunk, columns - kChunk);
-    find_rows(s, 0);
+    list_rows(s, 0);
   }
   __device__ void copy(State& s, int k, std::uint32_t to) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const bool here = s.next[i] >= 0;
-      copy_async(to + s.place.byte_of(i), here ? source.at(s.next[i], 0) + s.column : source.data, here ? 16 : 0);
+      const int row = source.existing(s.next[i]);
+      const bool here = row >= 0;
+      copy_async(to + s.place.byte_of(i), here ? source.at(row, 0) + s.column : source.data, here ? 16 : 0);
     }
-    find_rows(s, k + kTileK);
+    list_rows(s, k + kTileK);
   }
 
  private:
-  __device__ void find_rows(State& s, int k) const {
+  __device__ void list_rows(State& s, int k) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int r = k + s.place.line + i * s.place.kLinesApart;
-      s.next[i] = r < s.count ? source.find(s.begin + r) : -1;
+      s.next[i] = r < s.count ? source.listed(s.begin + r) : -1;
     }
   }
 };

@@ -39,7 +39,6 @@ struct GemmArguments {
   ScoreOfRow<float> scores;
   ExpertBias<Element> bias;
   ScorePlacement score_on;
-  Activation activation;
   bool store_z;
   bool store_a;
   bool accumulate;

@@ -10,7 +10,7 @@ namespace intarsia::cuda::sm90 {
 
 enum class Product { up_forward, down_forward, down_backward, down_weight_backward, up_backward, up_weight_backward };
 
-/// Kernels that exist for the common case of some product; bias, scores inside, activations chosen at run time, transposed
+/// Kernels that exist for the common case of some product; bias, scores inside, other activations than swiglu, transposed
 /// weights and float16 have each product's first kernel only.
 enum class Kernel {
   tile_256,                 ///< 128 x 256, four stages (down_backward: three)

@@ -240,8 +240,8 @@ class StoreEpilogue : public NothingAhead {
 };
 
 /// Straight from registers: the four threads of a row write 32 bytes of it (16 of 16-bit logits) at a time, and any E and
-/// alignment will do. What differs from call to call is asked once, not for every column: ten thousand instructions in a row
-/// are read from memory faster than they run only where they are in the instruction cache.
+/// alignment will do. What differs from call to call is asked once and not for every column: that was ten thousand instructions
+/// in a row, which no instruction cache holds.
 template <class Op>
 class LogitsEpilogue : public NothingPending, public NothingAhead {
   static constexpr int kOctets = Op::kTileN / 8;  // of columns, of which a thread has two in each of two rows

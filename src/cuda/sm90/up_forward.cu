@@ -46,7 +46,6 @@ void run_up(const UpForward& op, const Execution& execution) {
   a.scores = ScoreOfRow<float>(op.scores, op.row_slot);
   a.score_on = op.score_on;
   a.bias = ExpertBias<Element>(op.b_up, op.w_up.gate_block);
-  a.activation = op.activation;
   a.store_z = op.z.defined();
   a.store[2] = rows_map(op.a, 0, width);
   for (int half = 0; half < gate_factor(op.activation) && a.store_z; ++half)
