@@ -111,7 +111,7 @@ def moe(
     if nan_tokens is not None:
         nan_tokens.add_(found)
     if counts is not None:  # the last entries are the experts' offsets
-        torch.sub(lists[-w_router.shape[0] :], lists[-w_router.shape[0] - 1 : -1], out=counts)
+        torch.diff(lists[-w_router.shape[0] - 1 :], out=counts)
     if not return_routing:
         return y
     ids, *lists = list_views(lists, chosen.shape)

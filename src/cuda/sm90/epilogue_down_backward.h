@@ -62,11 +62,7 @@ class DownBackwardEpilogue : public NothingPending {
   /// Before the main loop: where the scores of the thread's rows lie, which nobody looks at before the main loop is over, and
   /// the pieces of z that are not on their way yet into the L2.
   __device__ void begin(const Tile& tile, int row0) {
-#pragma unroll
-    for (int i = 0; i < kScores; ++i) {
-      const int row = row0 + i / 2 * 64 + me_.row() + i % 2 * 8;
-      slot_of_score_[i] = row < tile.rows ? a_.scores.listed(tile.first_row + row) : -1;
-    }
+    list_scores(a_.scores, tile, row0 + me_.row(), slot_of_score_);
     if (kSlots < kPieces && me_.leads()) {
 #pragma unroll
       for (int piece = kSlots; piece < kPieces; ++piece) {

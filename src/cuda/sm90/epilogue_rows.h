@@ -23,12 +23,21 @@ struct RowPlace : RaggedRow {
   }
 };
 
+/// Where the scores of a thread's rows lie: `row` and 8 below, then the same 64 further down; -1 past the expert's end.
+template <int kCount>
+__device__ __forceinline__ void list_scores(const ScoreOfRow<float>& scores, const Tile& tile, int row, int (&slots)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const int r = row + i / 2 * 64 + i % 2 * 8;
+    slots[i] = r < tile.rows ? scores.listed(tile.first_row + r) : -1;
+  }
+}
+
 /// Scores of a thread's two rows, `row` and 8 below; 0 past the expert's end.
 __device__ __forceinline__ void load_scores(const ScoreOfRow<float>& scores, const Tile& tile, int row, float (&score)[2]) {
-  int slot[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) slot[i] = row + 8 * i < tile.rows ? scores.listed(tile.first_row + row + 8 * i) : -1;
-  scores.at(slot, score);
+  int slots[2];
+  list_scores(scores, tile, row, slots);
+  scores.at(slots, score);
 }
 
 /// Where columns of a piece of 64 lie on the caller's out axis. Blocks of gates divide 128 or are its multiples (supports.cpp),
@@ -73,7 +82,7 @@ class UpEpilogue : public NothingAhead {
   static_assert(Op::kBlocksM == 1 && !Op::kPingPong && Op::kConfig.store_tiles == 2);
 
  public:
-  static constexpr int kStagingBytes = kConsumers * 2 * kStoreTileBytes;
+  static constexpr int kStagingBytes = Staging<2, 2>::kBytes;
   static constexpr int kBarriers = 0;
 
   __device__ UpEpilogue(const GemmArguments<typename Op::Element>& a, std::uint32_t staging, std::uint32_t, ConsumerThread me)
@@ -183,7 +192,7 @@ class StoreEpilogue : public NothingAhead {
   static_assert(kPlain || Op::kBlocksM == 1);
 
  public:
-  static constexpr int kStagingBytes = kConsumers * Op::kConfig.store_tiles * kStoreTileBytes;
+  static constexpr int kStagingBytes = TileStores<Op, false>::kBytes;
   static constexpr int kBarriers = 0;
 
   __device__ StoreEpilogue(const GemmArguments<typename Op::Element>& a, std::uint32_t staging, std::uint32_t,

@@ -32,7 +32,7 @@ struct WeightPlace {
 template <class Op, bool kTransposed>
 class WeightEpilogue : public NothingAhead {
  public:
-  static constexpr int kStagingBytes = kConsumers * Op::kConfig.store_tiles * kStoreTileBytes;
+  static constexpr int kStagingBytes = TileStores<Op, kTransposed>::kBytes;
   static constexpr int kBarriers = 0;
 
   __device__ WeightEpilogue(const GemmArguments<typename Op::Element>& a, std::uint32_t staging, std::uint32_t,
@@ -76,7 +76,7 @@ class WeightEpilogue : public NothingAhead {
 template <class Op, bool kTransposed>
 class FloatWeightEpilogue : public NothingPending, public NothingAhead {
  public:
-  static constexpr int kStagingBytes = kConsumers * Op::kConfig.store_tiles * kStoreTileBytes;
+  static constexpr int kStagingBytes = Staging<Op::kConfig.store_tiles, 1>::kBytes;
   static constexpr int kBarriers = 0;
 
   __device__ FloatWeightEpilogue(const GemmArguments<typename Op::Element>& a, std::uint32_t staging, std::uint32_t,

@@ -63,16 +63,17 @@ __device__ __forceinline__ void pack_columns(const float* f, std::uint32_t (&pai
   for (int i = 0; i < 16; ++i) pairs[i] = pack<Element>(f[2 * i], f[2 * i + 1]);
 }
 
-/// The staging tiles of one warpgroup, used in rounds of `kPerRound`: a round may be written when the stores that read its
-/// tiles `kRounds` rounds ago have read them.
+/// The staging tiles of one warpgroup, among the CTA's kBytes, used in rounds of `kPerRound`: a round may be written when the
+/// stores that read its tiles `kRounds` rounds ago have read them.
 template <int kTiles, int kPerRound>
 class Staging {
  public:
-  static constexpr int kRounds = kTiles / kPerRound;
+  static constexpr int kRounds = kTiles / kPerRound, kTileBytes = kTiles * kStoreTileBytes;
+  static constexpr int kBytes = kConsumers * kTileBytes;  ///< of the CTA
   static_assert(kRounds >= 1);
 
   /// `base`: of the CTA's staging.
-  __device__ Staging(std::uint32_t base, ConsumerThread me) : base_(base + me.warpgroup * kTiles * kStoreTileBytes), me_(me) {}
+  __device__ Staging(std::uint32_t base, ConsumerThread me) : base_(base + me.warpgroup * kTileBytes), me_(me) {}
 
   /// Address of the round's first tile, free to be written.
   __device__ std::uint32_t acquire() {
@@ -128,8 +129,11 @@ class TileStores {
                        kRound = Op::kConfig.store_round, kSteps = kPieces / kRound;
   static constexpr bool kDeferred = !Op::kPingPong;
   static_assert(kPieces % kRound == 0);
+  using Tiles = Staging<Op::kConfig.store_tiles, kRound>;
 
  public:
+  static constexpr int kBytes = Tiles::kBytes;  ///< of the CTA's staging
+
   __device__ TileStores(std::uint32_t base, ConsumerThread me) : me_(me), staging_(base, me) {}
 
   /// pack(m, c, pairs) makes the pairs of one piece; store(m, c, address) hands a written piece to TMA, in the leading thread.
@@ -185,7 +189,7 @@ class TileStores {
   }
 
   const ConsumerThread me_;
-  Staging<Op::kConfig.store_tiles, kRound> staging_;
+  Tiles staging_;
   std::uint32_t pairs_[kDeferred ? kPieces : 1][16];
   int step_ = kSteps;
 };

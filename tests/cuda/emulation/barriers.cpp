@@ -59,13 +59,13 @@ void barrier_complete(Block& block, std::uint32_t barrier, std::int64_t bytes) {
 
 void copies_arrive(std::uint32_t barrier) {
   Fibre& f = self();
-  if (!f.groups.empty()) fail("cp.async.mbarrier.arrive beside groups of cp.async");
+  if (!f.copy_groups.committed.empty()) fail("cp.async.mbarrier.arrive beside groups of cp.async");
   Block* const block = f.home;
-  land(*block, barrier, [block, barrier, landed = std::move(f.open)] {
+  land(*block, barrier, [block, barrier, landed = std::move(f.copy_groups.open)] {
     for (const Copy& c : landed) perform(*block, c);
     arrive(*block, barrier, 0);
   });
-  f.open.clear();
+  f.copy_groups.open.clear();
 }
 
 void named_barrier(int barrier, int threads, bool wait) {

@@ -59,10 +59,9 @@ int alive = 0;
 void entry() {
   (*body_of_block)();
   Fibre& f = self();
-  for (const auto& group : f.groups)
-    if (!group.empty()) fail("a thread ends with copies under way");
-  if (!f.open.empty()) fail("a thread ends with copies it never committed");
-  f.groups.clear();
+  if (!f.copy_groups.open.empty()) fail("a thread ends with copies it never committed");
+  if (!f.copy_groups.empty()) fail("a thread ends with copies under way");
+  f.copy_groups.committed.clear();
   finish_wgmma(f);
   finish_stores(f);
   f.done = true;
@@ -284,21 +283,14 @@ void copy_async(std::uint32_t to, const void* from, int bytes) {
   volatile unsigned char touch = *static_cast<const unsigned char*>(from);
   (void)touch;
   if (copies == When::early) perform(*self().home, {to, from, bytes});
-  else self().open.push_back({to, from, bytes});
+  else self().copy_groups.open.push_back({to, from, bytes});
 }
 
-void commit_copies() {
-  Fibre& f = self();
-  f.groups.push_back(std::move(f.open));
-  f.open.clear();
-}
+void commit_copies() { self().copy_groups.commit(); }
 
 void wait_copies(int pending) {
   Fibre& f = self();
-  while (static_cast<int>(f.groups.size()) > pending) {
-    for (const Copy& c : f.groups.front()) perform(*f.home, c);
-    f.groups.pop_front();
-  }
+  f.copy_groups.wait(pending, [&](const Copy& c) { perform(*f.home, c); });
 }
 
 void land(Block& block, std::uint32_t barrier, std::function<void()> landing) {

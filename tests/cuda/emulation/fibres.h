@@ -1,11 +1,13 @@
 // What the parts of the emulation share: threads, warps and blocks as they run.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "emulation.h"
@@ -80,6 +82,27 @@ struct Block {
   std::array<Rendezvous, 16> named;  ///< 0: __syncthreads
 };
 
+/// Asynchronous work of a thread in groups: what is open, and what was committed, the oldest first.
+template <class T>
+struct Groups {
+  std::vector<T> open;
+  std::deque<std::vector<T>> committed;
+
+  void commit() {
+    committed.push_back(std::move(open));
+    open.clear();
+  }
+  /// body(piece) for the pieces of all groups but the last `pending`, which are done with then.
+  template <class Body>
+  void wait(int pending, Body&& body) {
+    for (; static_cast<int>(committed.size()) > pending; committed.pop_front())
+      for (T& piece : committed.front()) body(piece);
+  }
+  bool empty() const {
+    return open.empty() && std::all_of(committed.begin(), committed.end(), [](const auto& group) { return group.empty(); });
+  }
+};
+
 struct Fibre : Thread {
   Block* home = nullptr;
   std::unique_ptr<unsigned char[]> stack;
@@ -89,10 +112,9 @@ struct Fibre : Thread {
   const char* waits_at = "";
   bool done = false;
   int gathering = 0;
-  std::vector<Copy> open;
-  std::deque<std::vector<Copy>> groups;
-  std::vector<Store> open_stores, read_stores;
-  std::deque<std::vector<Store>> store_groups;
+  Groups<Copy> copy_groups;
+  Groups<Store> store_groups;
+  std::vector<Store> read_stores;
   std::vector<std::uint32_t> unfenced;
   std::size_t issued = 0;             // wgmma
   std::deque<std::size_t> committed;  // how many were issued when a group that is not waited for was committed

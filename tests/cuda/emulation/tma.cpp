@@ -143,23 +143,18 @@ void store_box(const CUtensorMap& map, std::uint32_t source, bool add, Coordinat
     read(*f.home, s);
     write(s);
   } else {
-    f.open_stores.push_back(std::move(s));
+    f.store_groups.open.push_back(std::move(s));
   }
 }
 
-void commit_stores() {
-  Fibre& f = self();
-  f.store_groups.push_back(std::move(f.open_stores));
-  f.open_stores.clear();
-}
+void commit_stores() { self().store_groups.commit(); }
 
 void wait_stores_read(int pending) {
   Fibre& f = self();
-  for (; static_cast<int>(f.store_groups.size()) > pending; f.store_groups.pop_front())
-    for (Store& s : f.store_groups.front()) {
-      read(*f.home, s);
-      f.read_stores.push_back(std::move(s));
-    }
+  f.store_groups.wait(pending, [&](Store& s) {
+    read(*f.home, s);
+    f.read_stores.push_back(std::move(s));
+  });
 }
 
 void wait_stores() {
@@ -169,9 +164,7 @@ void wait_stores() {
 }
 
 void finish_stores(Fibre& f) {
-  bool open = !f.open_stores.empty();
-  for (const auto& group : f.store_groups) open |= !group.empty();
-  if (open) fail("a thread ends while its stores may read shared memory");
+  if (!f.store_groups.empty()) fail("a thread ends while its stores may read shared memory");
   wait_stores();
 }
 
