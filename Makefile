@@ -55,14 +55,14 @@ lint: .venv/.ready  ## style, includes, tree, reports
 asan: .venv/.ready  ## the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	tools/sanitize
 
-gate:  ## the Hopper kernels without a GPU: models on the CPU, then ptxas over every kernel (nvcc)
+gate:  ## the tensor-core kernels without a GPU: models on the CPU, then ptxas over every kernel (nvcc)
 	cmake -S . -B build-gate -G Ninja --log-level=NOTICE -DINTARSIA_TORCH=OFF -DINTARSIA_CLI=OFF -DINTARSIA_ONEDNN=OFF
 	cmake --build build-gate --target sm90_tests
 	build-gate/sm90_tests --gtest_brief=1
 	tools/ptxas_gate --build build-gate
 
-emulation:  ## the Hopper kernels on the CPU, a fibre a thread: needs CUDA's headers, but neither nvcc nor a GPU
-	$(MAKE) -f tests/cuda/emulation/Makefile --jobs $(shell nproc) hopper hopper_kernels hopper_router
+emulation:  ## the tensor-core kernels on the CPU, a fibre a thread: needs CUDA's headers, but neither nvcc nor a GPU
+	$(MAKE) -f tests/cuda/emulation/Makefile --jobs $(shell nproc) hopper hopper_kernels hopper_router mma
 
 coverage: asan build/.installed  ## lines of src/ and python/ that no test runs
 	$(bin)/python -m coverage run -m pytest --quiet

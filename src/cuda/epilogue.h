@@ -1,10 +1,14 @@
 // What happens to the values of a product before they leave the chip: the mathematics for one value, in any scalar S, and
 // functors for fragments as mma.sync and wgmma leave them, a row's value in two neighbouring columns.
 //
-// A functor has   Row   what it knows of one row;          Row row(expert, r)         r counts from the expert's first row
-//                 Input what it reads beside the product;  Input load(row, column)    two columns, column is even
-//                 void pair(row, column, input, v[2])      one product;   kGateUp: v[4] = gate, gate, up, up
-// Rows and columns outside the tile's part of the matrix are the kernel's business: it calls none of these for them.
+// A functor has   Row     what it knows of one row;             Row row(expert, r, score)      r counts from the expert's first
+//                 Column  of two neighbouring columns;          Column column(expert, c)       c is even
+//                 Input   what it reads beside the product;     Input load(row, column)
+//                 void pair(row, column, input, v[2])           one product;   kGateUp: v[4] = gate, gate, up, up
+//                 kScores: the rows have scores, those of `score`
+// A kernel asks for a column once a tile: whatever takes a division or a load belongs there and not in pair(), whose code is
+// there for every element of a thread and must stay in the instruction cache. Rows and columns outside the tile's part of the
+// matrix are the kernel's business: it calls none of these for them.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -107,7 +111,7 @@ struct NoInput {};
 template <class T, class Act_>
 struct UpForwardEpilogue {
   using Act = Act_;
-  static constexpr bool kGateUp = Act::kGated, kRowDots = false;
+  static constexpr bool kGateUp = Act::kGated, kRowDots = false, kScores = true;
   Act act;
   ScorePlacement on;
   ScoreOfRow<float> score;
@@ -119,27 +123,35 @@ struct UpForwardEpilogue {
   struct Row {
     T *z, *a;
     float score;
-    int expert;
+  };
+  struct Column {
+    int c;
+    float bias[kGateUp ? 4 : 2];
   };
   using Input = NoInput;
-  __device__ Row row(const Expert& expert, int r) const {
+  __device__ Row row(const Expert& expert, int r, float row_score) const {
     const std::int64_t i = expert.begin + r;
-    return {z ? z + i * z_step : nullptr, a + i * a_step, score(expert.begin + r), expert.index};
+    return {z ? z + i * z_step : nullptr, a + i * a_step, row_score};
   }
-  __device__ Input load(const Row&, int) const { return {}; }
-  __device__ void pair(Row& row, int column, Input, float (&v)[kGateUp ? 4 : 2]) const {
-    if (bias.data != nullptr) {
+  __device__ Column column(const Expert& expert, int c) const {
+    Column result{c, {}};
 #pragma unroll
-      for (int i = 0; i < (kGateUp ? 4 : 2); ++i) v[i] += bias.template at<float>(row.expert, column + i % 2 + i / 2 * width);
-    }
+    for (int i = 0; i < (kGateUp ? 4 : 2); ++i)
+      result.bias[i] = bias.template at<float>(expert.index, c + i % 2 + i / 2 * width);
+    return result;
+  }
+  __device__ Input load(const Row&, const Column&) const { return {}; }
+  __device__ void pair(Row& row, const Column& column, Input, float (&v)[kGateUp ? 4 : 2]) const {
+#pragma unroll
+    for (int i = 0; i < (kGateUp ? 4 : 2); ++i) v[i] += column.bias[i];
     if (row.z != nullptr) {
-      store_pair(row.z + column, v[0], v[1]);
-      if constexpr (kGateUp) store_pair(row.z + width + column, v[2], v[3]);
+      store_pair(row.z + column.c, v[0], v[1]);
+      if constexpr (kGateUp) store_pair(row.z + width + column.c, v[2], v[3]);
     }
     const FastFloat s = row.score;
     const FastFloat a0 = activated<FastFloat>(act, v[0], kGateUp ? v[2 * kGateUp] : 0.0f, s, on);
     const FastFloat a1 = activated<FastFloat>(act, v[1], kGateUp ? v[2 * kGateUp + 1] : 0.0f, s, on);
-    store_pair(row.a + column, a0.v, a1.v);
+    store_pair(row.a + column.c, a0.v, a1.v);
   }
 };
 
@@ -147,7 +159,7 @@ struct UpForwardEpilogue {
 
 template <class T>
 struct RowsEpilogue {
-  static constexpr bool kGateUp = false, kRowDots = false;
+  static constexpr bool kGateUp = false, kRowDots = false, kScores = true;
   ScorePlacement on;
   ScoreOfRow<float> score;
   ExpertBias<T> bias;
@@ -157,22 +169,23 @@ struct RowsEpilogue {
   struct Row {
     T* out;
     float product_factor, bias_factor;
-    int expert;
+  };
+  struct Column {
+    int c;
+    float bias[2];
   };
   using Input = NoInput;
-  __device__ Row row(const Expert& expert, int r) const {
-    const float s = score(expert.begin + r);
-    return {rows + (expert.begin + r) * step, on == ScorePlacement::output ? s : 1.0f, on == ScorePlacement::input ? 1.0f : s,
-            expert.index};
+  __device__ Row row(const Expert& expert, int r, float s) const {
+    return {rows + (expert.begin + r) * step, on == ScorePlacement::output ? s : 1.0f, on == ScorePlacement::input ? 1.0f : s};
   }
-  __device__ Input load(const Row&, int) const { return {}; }
-  __device__ void pair(Row& row, int column, Input, float (&v)[2]) const {
+  __device__ Column column(const Expert& expert, int c) const {
+    return {c, {bias.template at<float>(expert.index, c), bias.template at<float>(expert.index, c + 1)}};
+  }
+  __device__ Input load(const Row&, const Column&) const { return {}; }
+  __device__ void pair(Row& row, const Column& column, Input, float (&v)[2]) const {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      v[i] *= row.product_factor;
-      if (bias.data != nullptr) v[i] += row.bias_factor * bias.template at<float>(row.expert, column + i);
-    }
-    store_pair(row.out + column, v[0], v[1]);
+    for (int i = 0; i < 2; ++i) v[i] = row.product_factor * v[i] + row.bias_factor * column.bias[i];
+    store_pair(row.out + column.c, v[0], v[1]);
   }
 };
 
@@ -181,7 +194,7 @@ struct RowsEpilogue {
 template <class T, class Act_>
 struct DownBackwardEpilogue {
   using Act = Act_;
-  static constexpr bool kGateUp = false, kRowDots = true;
+  static constexpr bool kGateUp = false, kRowDots = true, kScores = true;
   Act act;
   ScorePlacement on;
   ScoreOfRow<float> score;
@@ -196,17 +209,19 @@ struct DownBackwardEpilogue {
     int i;  // not three pointers: they would cost six registers more
     float score, ds;
   };
+  using Column = int;
   struct Input {
     std::uint32_t gate, up;
   };
-  __device__ Row row(const Expert& expert, int r) const { return {expert.begin + r, score(expert.begin + r), 0.0f}; }
-  __device__ Input load(const Row& row, int column) const {
+  __device__ Row row(const Expert& expert, int r, float row_score) const { return {expert.begin + r, row_score, 0.0f}; }
+  __device__ Column column(const Expert&, int c) const { return c; }
+  __device__ Input load(const Row& row, Column column) const {
     const T* from = z + row.i * z_step + column;
     Input input{*reinterpret_cast<const std::uint32_t*>(from), 0};
     if constexpr (Act::kGated) input.up = *reinterpret_cast<const std::uint32_t*>(from + width);
     return input;
   }
-  __device__ void pair(Row& row, int column, Input input, float (&v)[2]) const {
+  __device__ void pair(Row& row, Column column, Input input, float (&v)[2]) const {
     const float2 gate = unpack<T>(input.gate), up = unpack<T>(input.up);
     const FastFloat s = row.score;
     const DownGradient<FastFloat> low = down_gradient<FastFloat>(act, gate.x, up.x, v[0], s, on);
@@ -224,32 +239,59 @@ struct DownBackwardEpilogue {
 /// G: element type of the gradient. Matrix rows are its out axis and columns its in axis, or, kSwapped, the other way round.
 template <class G, bool kSwapped>
 struct GradientEpilogue {
-  static constexpr bool kGateUp = false, kRowDots = false;
+  static constexpr bool kGateUp = false, kRowDots = false, kScores = false;
   ExpertWeights<G> dw;
   bool accumulate;
   bool pairs;  ///< two neighbouring columns are neighbours in memory, at an even address
   float grad_scale;
 
-  struct Row {
-    int expert, r;
+  /// What lies along the in axis: a row, or kSwapped a column.
+  struct Line {
+    G* first;
+    int j;     ///< out
+    int next;  ///< steps along the out axis to the line of j + 1
   };
+  struct Index {
+    int in;
+  };
+  using Row = std::conditional_t<kSwapped, Index, Line>;
+  using Column = std::conditional_t<kSwapped, Line, Index>;
   struct Input {
     float2 before;
   };
-  __device__ Row row(const Expert& expert, int r) const { return {expert.index, r}; }
-  __device__ G* at(const Row& row, int column) const {
-    return kSwapped ? dw.at(row.expert, column, row.r) : dw.at(row.expert, row.r, column);
+
+  __device__ Line line(const Expert& expert, int j) const {
+    return {dw.at(expert.index, j, 0), j, kSwapped ? dw.out.place(j + 1) - dw.out.place(j) : 0};
   }
-  __device__ Input load(const Row& row, int column) const {
+  __device__ Row row(const Expert& expert, int r, float) const {
+    if constexpr (kSwapped) return {r};
+    else return line(expert, r);
+  }
+  __device__ Column column(const Expert& expert, int c) const {
+    if constexpr (kSwapped) return line(expert, c);
+    else return {c};
+  }
+  __device__ G* at(const Row& row, const Column& column) const {
+    if constexpr (kSwapped) return column.first + row.in * dw.in_step_of(column.j);
+    else return row.first + column.in * dw.in_step_of(row.j);
+  }
+  /// The element of the next column.
+  __device__ G* neighbour(G* element, const Row& row, const Column& column) const {
+    if constexpr (kSwapped) return element + column.next * dw.out_step_of(column.j);
+    else return element + dw.in_step_of(row.j);
+  }
+  __device__ Input load(const Row& row, const Column& column) const {
     if (!accumulate) return {{0.0f, 0.0f}};
-    if (pairs) return {load_pair<G>(at(row, column))};
-    return {{static_cast<float>(*at(row, column)), static_cast<float>(*at(row, column + 1))}};
+    G* from = at(row, column);
+    if (pairs) return {load_pair<G>(from)};
+    return {{static_cast<float>(*from), static_cast<float>(*neighbour(from, row, column))}};
   }
-  __device__ void pair(Row& row, int column, Input input, float (&v)[2]) const {
+  __device__ void pair(Row& row, const Column& column, Input input, float (&v)[2]) const {
     const float low = input.before.x + grad_scale * v[0], high = input.before.y + grad_scale * v[1];
-    if (pairs) return store_pair<G>(at(row, column), low, high);
-    *at(row, column) = G(low);
-    *at(row, column + 1) = G(high);
+    G* to = at(row, column);
+    if (pairs) return store_pair<G>(to, low, high);
+    *to = G(low);
+    *neighbour(to, row, column) = G(high);
   }
 };
 

@@ -56,7 +56,9 @@ struct SourceRows {
   __device__ int find(int row) const { return existing(listed(row)); }
   /// The same in two steps, for those who load long before they look.
   __device__ int listed(int row) const { return token ? token[row] : row; }
-  __device__ int existing(int source) const { return source >= 0 && source < count ? source : -1; }
+  __device__ int existing(int source) const {
+    return static_cast<unsigned>(source) < static_cast<unsigned>(count) ? source : -1;
+  }
   __device__ const T* at(int source, int column) const { return data + source * row_step + column * column_step; }
 #endif
 };

@@ -63,8 +63,11 @@ struct ExpertWeights {
       return second + expert * second_expert_step + (j - width) * second_out_step + in * second_in_step;
     return data + expert * expert_step + out.place(j) * out_step + in * in_step;
   }
-  /// The step along `in` of the tensor that column j is in.
+  /// Whether columns j and j + 1 are out_step apart for every j.
+  __device__ bool evenly_spaced() const { return second == nullptr && out.block == 0; }
+  /// The steps of the tensor that column j is in.
   __device__ std::int64_t in_step_of(int j) const { return second != nullptr && j >= width ? second_in_step : in_step; }
+  __device__ std::int64_t out_step_of(int j) const { return second != nullptr && j >= width ? second_out_step : out_step; }
 #endif
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <string>
 
 #include "base/words.h"
@@ -35,6 +36,11 @@ class Reason {
     if (!v.defined() || v.numel() == 0) return;
     need(v.step(1) == 1 && v.step(0) % kChunk == 0 && on_chunk(v.data), name,
          ": rows must be contiguous and begin at multiples of 16 bytes");
+  }
+  /// For kernels that address what they read in 32-bit counts of 16 bytes.
+  void countable(const char* name, const TensorView& v) {
+    if (v.defined() && v.numel() > 0)
+      need(v.size(0) * (v.step(0) / kChunk) <= std::numeric_limits<std::uint32_t>::max(), name, ": 64 GiB or more");
   }
   /// True when nothing is missing; `why_not` may be null.
   bool verdict(std::string* why_not) const {

@@ -93,14 +93,17 @@ __device__ __forceinline__ void multiply_step(std::uint32_t stage, int step, con
   }
 }
 
-template <class Problem>
-__device__ __forceinline__ void multiply_stage(std::uint32_t stage, const WarpTile<Problem>& warp, Accumulators& c) {
+/// `between` runs after the first of the stage's two products, whose time it takes nothing of.
+template <class Problem, class Between>
+__device__ __forceinline__ void multiply_stage(std::uint32_t stage, const WarpTile<Problem>& warp, Accumulators& c,
+                                               Between&& between) {
   constexpr bool kRight = Problem::Right::kMnMajor, kHalves = Problem::kGateUpHalves;
   if constexpr (Problem::kPairsAlongK) {
     std::uint32_t gate[4][2], up[4][2];
 #pragma unroll
     for (int j = 0; j < 4; ++j) load_right_pairs(stage + warp.right, j, gate[j], up[j]);
     multiply_step(stage, 0, gate, warp, c);
+    between();
     multiply_step(stage, 1, up, warp, c);
   } else {
 #pragma unroll
@@ -114,6 +117,7 @@ __device__ __forceinline__ void multiply_stage(std::uint32_t stage, const WarpTi
         b[2 * j][0] = two[0], b[2 * j][1] = two[1], b[2 * j + 1][0] = two[2], b[2 * j + 1][1] = two[3];
       }
       multiply_step(stage, step, b, warp, c);
+      if (step == 0) between();
     }
   }
 }
@@ -141,8 +145,8 @@ __device__ __forceinline__ void multiply_tile(const Problem& p, const Expert& ex
   for (int step = 0; step < steps; ++step) {
     wait_copies<kStages - 2>();
     __syncthreads();  // everybody's copies of this stage are there, and everybody has left the one that is filled next
-    copy(step + kStages - 1, (stage + kStages - 1) % kStages);
-    multiply_stage<Problem>(shared + stage * kStageBytes, warp, c);
+    multiply_stage<Problem>(shared + stage * kStageBytes, warp, c,
+                            [&] { copy(step + kStages - 1, (stage + kStages - 1) % kStages); });
     stage = (stage + 1) % kStages;
   }
 }
@@ -193,36 +197,65 @@ __device__ __forceinline__ void take_pair(const float (&c)[4][4], int block, int
   }
 }
 
+/// The scores of a thread's eight rows: where they lie is asked for all of them before any is looked at.
+template <class Problem>
+__device__ __forceinline__ void load_scores(const Problem& p, const Expert& expert, const Tile& tile,
+                                            const WarpTile<Problem>& warp, float (&scores)[8]) {
+  int slots[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int r = tile.m * kTile + warp.row(i / 2, i % 2);
+    slots[i] = r < tile.rows ? p.epilogue.score.listed(expert.begin + r) : -1;
+  }
+  p.epilogue.score.at(slots, scores);
+}
+
+/// In rounds of two blocks of columns of a row (all four would spill). A round's input is loaded while the one before is at
+/// work.
 template <class Problem>
 __device__ __forceinline__ void finish_tile(const Problem& p, const Expert& expert, const Tile& tile, Accumulators& c) {
   using Epilogue = typename Problem::Epilogue;
+  constexpr int kBlocks = Epilogue::kGateUp ? 2 : 4, kRounds = 8 * kBlocks / 2;
   const WarpTile<Problem> warp(thread_index());
-  constexpr int kBlocks = Epilogue::kGateUp ? 2 : 4;
-  const auto column = [&](int j) { return tile.n * Problem::kTileColumns + warp.column(j); };
+  float scores[8] = {};
+  if constexpr (Epilogue::kScores) load_scores(p, expert, tile, warp, scores);
+  typename Epilogue::Column columns[kBlocks];
+  bool inside[kBlocks];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int r = tile.m * kTile + warp.row(i, half);
-      const bool here = r < tile.rows;
-      typename Epilogue::Row row{};
-      if (here) row = p.epilogue.row(expert, r);
-#pragma unroll
-      for (int first = 0; first < kBlocks && (here || Problem::kGateUpPairs);
-           first += 2) {                    // two blocks' loads before their work:
-        typename Epilogue::Input input[2];  // all four would spill
-#pragma unroll
-        for (int j = 0; j < 2; ++j)
-          if (here && column(first + j) < tile.columns) input[j] = p.epilogue.load(row, column(first + j));
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          float v[Problem::kGateUp ? 4 : 2];
-          take_pair<Problem>(c[i], first + j, half, warp.lane, v);
-          if (here && column(first + j) < tile.columns) p.epilogue.pair(row, column(first + j), input[j], v);
-        }
-      }
-      if constexpr (Epilogue::kRowDots) RowDots<Problem>().add(warp, warp.row(i, half), row.ds);
+  for (int j = 0; j < kBlocks; ++j) {
+    const int column = tile.n * Problem::kTileColumns + warp.column(j);
+    inside[j] = column < tile.columns;
+    columns[j] = p.epilogue.column(expert, min(column, tile.columns - 2));
+  }
+  typename Epilogue::Row row{}, next_row{};
+  typename Epilogue::Input next[2] = {};
+  bool here = false, next_here = false;
+  const auto begin = [&](int round) {  // loads what the round will need
+    const int first = round * 2 % kBlocks, i = round * 2 / kBlocks;
+    if (first == 0) {
+      const int r = tile.m * kTile + warp.row(i / 2, i % 2);
+      next_here = r < tile.rows;
+      if (next_here) next_row = p.epilogue.row(expert, r, scores[i]);
     }
+#pragma unroll
+    for (int j = 0; j < 2; ++j)
+      if (next_here && inside[first + j]) next[j] = p.epilogue.load(next_row, columns[first + j]);
+  };
+  begin(0);
+#pragma unroll
+  for (int round = 0; round < kRounds; ++round) {
+    const int first = round * 2 % kBlocks, i = round * 2 / kBlocks;
+    if (first == 0) row = next_row, here = next_here;
+    const typename Epilogue::Input input[2] = {next[0], next[1]};
+    if (round + 1 < kRounds) begin(round + 1);
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      float v[Problem::kGateUp ? 4 : 2];
+      take_pair<Problem>(c[i / 2], first + j, i % 2, warp.lane, v);
+      if (here && inside[first + j]) p.epilogue.pair(row, columns[first + j], input[j], v);
+    }
+    if constexpr (Epilogue::kRowDots)
+      if (first + 2 == kBlocks) RowDots<Problem>().add(warp, warp.row(i / 2, i % 2), here ? row.ds : 0.0f);
   }
   if constexpr (Epilogue::kRowDots) RowDots<Problem>().store(p, expert, tile);
 }

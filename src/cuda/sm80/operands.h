@@ -11,6 +11,15 @@
 
 namespace intarsia::cuda::sm80 {
 
+/// A pointer in chunks: offsets from it are 32-bit counts of 16 bytes, so an address takes one instruction.
+template <class T>
+__device__ __forceinline__ const uint4* chunks_of(const T* data) {
+  return reinterpret_cast<const uint4*>(data);
+}
+__device__ __forceinline__ std::uint32_t in_chunks(std::int64_t elements) {
+  return static_cast<std::uint32_t>(elements / kChunk);
+}
+
 /// Rows of x, dy or a row buffer, K-major. With a list of tokens this is the gather. kPairs: k counts gates and ups in turn, as
 /// the weights have them, but the rows are [gate, up]: a tile has 16 gates, then their 16 ups.
 template <class T, bool kPairs = false>
@@ -21,24 +30,27 @@ struct RowsOperand {
 
   struct State {
     CopyPlace<kMnMajor> place;
-    int row[2];  // of the source, -1: zeros. Not pointers: those need twice the registers
+    std::uint32_t row[2];  // chunks to the source's row
+    bool here[2];          // else zeros
     __device__ explicit State(int thread) : place(thread) {}
   };
   __device__ void start(State& s, const Expert& expert, int first) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int r = first + s.place.line + i * s.place.kLinesApart;
-      s.row[i] = r < expert.count ? source.find(expert.begin + r) : -1;
+      const int row = r < expert.count ? source.find(expert.begin + r) : -1;
+      s.row[i] = row < 0 ? 0 : static_cast<std::uint32_t>(row) * in_chunks(source.row_step);
+      s.here[i] = row >= 0;
     }
   }
   __device__ void copy(State& s, int k, std::uint32_t to) const {
-    const int first = kPairs ? k / 2 + s.place.chunk % 2 * kChunk : k + s.place.chunk * kChunk;
-    const int size = kPairs ? k_size / 2 : k_size, column = first + (kPairs ? s.place.chunk / 2 * size : 0);
+    const int size = (kPairs ? k_size / 2 : k_size) / kChunk;
+    const int chunk = kPairs ? k / 2 / kChunk + s.place.chunk % 2 : k / kChunk + s.place.chunk;
+    const bool inside = chunk < size;
+    const std::uint32_t column = inside ? chunk + (kPairs ? s.place.chunk / 2 * size : 0) : 0;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const bool here = first < size && s.row[i] >= 0;
-      copy_async(to + s.place.byte_of(i), here ? source.at(s.row[i], 0) + column : source.data, here ? 16 : 0);
-    }
+    for (int i = 0; i < 2; ++i)
+      copy_async(to + s.place.byte_of(i), chunks_of(source.data) + (s.row[i] + column), inside && s.here[i]);
   }
 };
 
@@ -52,32 +64,35 @@ struct ColumnsOperand {
 
   struct State {
     CopyPlace<kMnMajor> place;
-    int begin, count, column, next[2];
+    std::uint32_t column;  // in chunks
+    int begin, count, next[2];
     __device__ explicit State(int thread) : place(thread) {}
   };
   __device__ void start(State& s, const Expert& expert, int first) const {
     s.begin = expert.begin;
     s.count = expert.count;
-    s.column = min(first + s.place.chunk * kChunk, columns - kChunk);
+    s.column = min(first / kChunk + s.place.chunk, columns / kChunk - 1);
     list_rows(s, 0);
   }
   __device__ void copy(State& s, int k, std::uint32_t to) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int row = source.existing(s.next[i]);
-      const bool here = row >= 0;
-      copy_async(to + s.place.byte_of(i), here ? source.at(row, 0) + s.column : source.data, here ? 16 : 0);
+      const bool here = k + s.place.line + i * s.place.kLinesApart < s.count && source.existing(s.next[i]) >= 0;
+      const std::uint32_t row = here ? s.next[i] : 0;
+      copy_async(to + s.place.byte_of(i), chunks_of(source.data) + (row * in_chunks(source.row_step) + s.column), here);
     }
     list_rows(s, k + kTileK);
   }
 
  private:
+  /// Of the rows from k on, where there are any; past the last one, that one again.
   __device__ void list_rows(State& s, int k) const {
+    if (k >= s.count) return;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int r = k + s.place.line + i * s.place.kLinesApart;
-      s.next[i] = r < s.count ? source.listed(s.begin + r) : -1;
-    }
+    for (int i = 0; i < 2; ++i) s.next[i] = s.begin + min(k + s.place.line + i * s.place.kLinesApart, s.count - 1);
+    if (source.token == nullptr) return;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) s.next[i] = source.token[s.next[i]];
   }
 };
 
@@ -117,17 +132,17 @@ struct ForwardWeights {
     for (int i = 0; i < kRows; ++i) {
       const int column = kMnMajor ? n.column(first, s.place.chunk * kChunk, kChunk)
                                   : n.column(first, s.place.line + i * s.place.kLinesApart, 1);
-      s.row[i] = w.at(expert.index, column, kMnMajor ? s.place.line : s.place.chunk * kChunk);
+      s.row[i] = w.at(expert.index, column, 0);
       if constexpr (kMnMajor) s.step = w.in_step_of(column);
     }
   }
   __device__ void copy(State& s, int k, std::uint32_t to) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int ahead = kMnMajor ? k + i * s.place.kLinesApart : k;
-      const bool here = ahead + (kMnMajor ? s.place.line : s.place.chunk * kChunk) < k_size;
-      const T* from = s.row[i % kRows] + (kMnMajor ? ahead * s.step : ahead);
-      copy_async(to + s.place.byte_of(i), here ? from : w.data, here ? 16 : 0);
+      const int ahead = k + (kMnMajor ? s.place.line + i * s.place.kLinesApart : s.place.chunk * kChunk);
+      const bool here = ahead < k_size;
+      const int in = here ? ahead : 0;
+      copy_async(to + s.place.byte_of(i), s.row[i % kRows] + (kMnMajor ? in * s.step : in), here);
     }
   }
 };
@@ -143,20 +158,27 @@ struct BackwardWeights {
   struct State {
     CopyPlace<kMnMajor> place;
     int expert, first;
+    const uint4* plain;  // the expert's first k at the thread's column, where k's step is the same everywhere; or null
     __device__ explicit State(int thread) : place(thread) {}
   };
   __device__ void start(State& s, const Expert& expert, int first) const {
     s.expert = expert.index;
     s.first = kMnMajor ? min(first + s.place.chunk * kChunk, n_size - kChunk) : first + s.place.line;
+    s.plain = w.evenly_spaced() ? chunks_of(w.at(s.expert, 0, kMnMajor ? s.first : 0)) : nullptr;
   }
   __device__ void copy(State& s, int k, std::uint32_t to) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int apart = i * s.place.kLinesApart;
-      const int j = k + (kMnMajor ? s.place.line + apart : s.place.chunk * kChunk);
-      const int n = kMnMajor ? s.first : min(s.first + apart, n_size - 1);
-      const bool here = j < k_size;
-      copy_async(to + s.place.byte_of(i), here ? w.at(s.expert, j, n) : w.data, here ? 16 : 0);
+      const int ahead = k + (kMnMajor ? s.place.line + apart : s.place.chunk * kChunk);
+      const bool here = ahead < k_size;
+      const int j = here ? ahead : 0, n = kMnMajor ? s.first : min(s.first + apart, n_size - 1);
+      const uint4* from;
+      if (w.evenly_spaced())
+        from = s.plain + (kMnMajor ? static_cast<std::uint32_t>(j) * in_chunks(w.out_step)
+                                   : static_cast<std::uint32_t>(n) * in_chunks(w.in_step) + j / kChunk);
+      else from = chunks_of(w.at(s.expert, j, n));
+      copy_async(to + s.place.byte_of(i), from, here);
     }
   }
 };

@@ -26,9 +26,13 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-/// Copies 16 bytes to shared memory, or writes 16 zeros when `bytes` is 0; `from` must be a readable address either way.
-__device__ __forceinline__ void copy_async(std::uint32_t to, const void* from, int bytes) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+/// Copies 16 bytes to shared memory, or writes 16 zeros when they are not `here`; `from` must be a readable address either way.
+__device__ __forceinline__ void copy_async(std::uint32_t to, const void* from, bool here) {
+  asm volatile(
+      "{\n.reg .pred ignored;\nsetp.eq.u32 ignored, %2, 0;\ncp.async.cg.shared.global.L2::128B [%0], [%1], 16, ignored;\n}" ::
+          "r"(to),
+      "l"(from), "r"(static_cast<std::uint32_t>(here))
+      : "memory");
 }
 
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }

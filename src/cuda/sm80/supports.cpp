@@ -1,5 +1,6 @@
 // What the mma.sync kernels can take: 16-bit elements in rows of whole 16-byte chunks. Everything else is a reason in words.
 #include <cstdint>
+#include <limits>
 
 #include "cuda/expert_weights.h"
 #include "cuda/sm80/sm80.h"
@@ -12,11 +13,18 @@ class Reason : public cuda::Reason {
  public:
   Reason() : cuda::Reason("mma.sync") {}
   void rows_exist(std::int64_t) {}
+  void rows(const char* name, const TensorView& v) {
+    cuda::Reason::rows(name, v);
+    countable(name, v);
+  }
   void gathered(const char* name, const TensorView& v) { rows(name, v); }
   void weights(const char* name, const Weights& w, int) {
     need(contiguous_axis(w) != Contiguous::neither, name,
          ": one axis of its matrices must be contiguous in runs of 16 aligned bytes (if it is the out axis, with gates and ups "
          "in turn or in blocks of a multiple of 8)");
+    for (int axis = 1; axis <= 2; ++axis)
+      need(w.weight.size(axis) * (w.weight.step(axis) / kChunk) <= std::numeric_limits<std::uint32_t>::max(), name,
+           ": an expert of 64 GiB or more");
   }
   void gradient(const char*, const Weights&, int) {}  // any strides will do
 };

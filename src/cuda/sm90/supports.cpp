@@ -1,6 +1,5 @@
 // What the wgmma kernels can take: 16-bit elements in rows of whole 16-byte chunks, weights that are one or two plain matrices.
 #include <cstdint>
-#include <limits>
 
 #include "cuda/sm90/sm90.h"
 #include "cuda/sm90/weight_maps.h"
@@ -19,10 +18,9 @@ class Reason : public cuda::Reason {
     cuda::Reason::rows(name, v);
     if (v.defined() && v.numel() > 0) need(v.step(0) >= v.size(1), name, ": rows must not overlap");
   }
-  /// Gathered rows are addressed in 32-bit counts of 16 bytes.
   void gathered(const char* name, const TensorView& v) {
     rows(name, v);
-    need(v.size(0) * (v.step(0) / kChunk) <= std::numeric_limits<std::uint32_t>::max(), name, ": 64 GiB or more");
+    countable(name, v);
   }
   void weights(const char* name, const Weights& w, int halves) {
     for (int half = 0; half < halves; ++half) {
