@@ -42,6 +42,7 @@ struct MoeForward {
   TensorView row_token = {};       // (R)
   TensorView row_slot = {};        // (R)
   TensorView slot_row = {};        // (T, K)
+  TensorView expert_counts = {};   // ? (E) int32
   TensorView z = {};               // ? (R, G*I) x
   TensorView y = {};               // (T, H) x
 };

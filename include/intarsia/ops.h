@@ -22,7 +22,7 @@ namespace intarsia {
 /// Where and how an operation runs.
 struct Context {
   Backend backend = Backend::automatic;
-  void* stream = nullptr;  ///< CUDA stream; ignored on the CPU
+  void* stream = nullptr;  ///< CUDA stream of the tensors' device; ignored on the CPU
   /// Where the workspace comes from. Null: host_allocator() on the CPU; on CUDA cudaMallocAsync in the order of `stream`, from
   /// the device's current memory pool. That pool returns its memory to the system at every synchronisation, and mapping it
   /// again takes time, unless its cudaMemPoolAttrReleaseThreshold was raised, which is the program's to decide.
@@ -173,6 +173,7 @@ struct BuildIndex {
   TensorView row_token = {};       // (R) token of each row: expert by expert, ascending inside an expert
   TensorView row_slot = {};        // (R) flat slot t*K+k of each row
   TensorView slot_row = {};        // (T, K) its inverse; -1 for a slot without a row
+  TensorView expert_counts = {};   // ? (E) int32: rows of each expert
 };
 
 /// Token rounding (SonicMoE, section 5). Scores are softmax(logits), never renormalised: each token's top-k as `route`

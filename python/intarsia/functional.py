@@ -96,10 +96,10 @@ def moe(
         save_z = save == "preactivation" and check.requires_gradient(*tensors[:-1])
         options = _moe_options(
             k, scores, groups, top_groups, renormalise, float(scale), logits_dtype, nan_tokens is not None,
-            1 + bool(return_routing) + (return_routing is True), layout, transposed, activation, score_on, save, save_z,
-            backend,
+            counts is not None, 1 + bool(return_routing) + (return_routing is True), layout, transposed, activation,
+            score_on, save, save_z, backend,
         )  # fmt: skip
-        y, chosen, logits, lists, found, _, _, _ = ops.moe_forward(*tensors, options)
+        y, chosen, logits, lists, found, rows, _, _, _ = ops.moe_forward(*tensors, options)
     except Exception:
         try:
             _moe_tensors(*tensors, transposed)
@@ -110,8 +110,8 @@ def moe(
         _moe_tensors(*tensors, transposed)  # nothing has looked at the others' devices
     if nan_tokens is not None:
         nan_tokens.add_(found)
-    if counts is not None:  # the last entries are the experts' offsets
-        torch.diff(lists[-w_router.shape[0] - 1 :], out=counts)
+    if counts is not None:
+        counts.copy_(rows)
     if not return_routing:
         return y
     ids, *lists = list_views(lists, chosen.shape)
@@ -132,8 +132,8 @@ def _moe_tensors(
 
 @check.once
 def _moe_options(
-    k, scores, groups, top_groups, renormalise, scale, logits_dtype, count_nan_tokens, returned, layout,
-    transposed, activation, score_on, save, save_z, backend,
+    k, scores, groups, top_groups, renormalise, scale, logits_dtype, count_nan_tokens, count_rows, returned,
+    layout, transposed, activation, score_on, save, save_z, backend,
 ) -> MoeOptions:  # fmt: skip
     name = "moe"
     check.choice(name, "logits_dtype", logits_dtype, LOGITS_DTYPES)
@@ -141,7 +141,7 @@ def _moe_options(
     gate_block = _expert_options(name, activation, layout, score_on, save)
     return MoeOptions(
         int(k), scores, groups, top_groups, bool(renormalise), scale, logits_dtype == "input", count_nan_tokens,
-        returned, gate_block, bool(transposed), activation, score_on, save_z, True, backend or "automatic",
+        count_rows, returned, gate_block, bool(transposed), activation, score_on, save_z, True, backend or "automatic",
     )  # fmt: skip
 
 

@@ -43,4 +43,10 @@ Choice choose(const Survey& s, Backend wanted) {
   return {Backend::cpu, wanted == Backend::cpu ? "asked for" : "the tensors are on the CPU", ""};
 }
 
+void check_stream([[maybe_unused]] const Survey& s, [[maybe_unused]] const Choice& choice, [[maybe_unused]] void* stream) {
+#if defined(INTARSIA_CUDA)
+  if (choice.backend == Backend::cuda && choice.refusal.empty()) cuda::check_stream(s.operation, s.device.index, stream);
+#endif
+}
+
 }  // namespace intarsia

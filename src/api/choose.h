@@ -55,4 +55,7 @@ struct Choice {
 
 Choice choose(const Survey&, Backend wanted);
 
+/// Throws InvalidArgument for a stream of another device than the tensors'.
+void check_stream(const Survey&, const Choice&, void* stream);
+
 }  // namespace intarsia

@@ -156,6 +156,7 @@ void fields(V& v, BuildIndex& o) {
   v.out("row_token", o.row_token);
   v.out("row_slot", o.row_slot);
   v.out("slot_row", o.slot_row);
+  v.optional_out("expert_counts", o.expert_counts);
 }
 
 template <class V>
@@ -356,6 +357,7 @@ void fields(V& v, MoeForward& o) {
   v.out("row_token", o.row_token);
   v.out("row_slot", o.row_slot);
   v.out("slot_row", o.slot_row);
+  v.optional_out("expert_counts", o.expert_counts);
   v.optional_out("z", o.z);
   v.out("y", o.y);
 }

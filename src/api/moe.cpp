@@ -6,12 +6,13 @@
 namespace intarsia {
 namespace {
 
-/// Refuses tensors on several devices, and devices that nothing can compute on, before memory is asked for.
+/// Refuses tensors and a stream on several devices, and devices that nothing can compute on, before memory is asked for.
 template <class Op>
 Device device_of(const Op& op, const Context& context) {
   const Survey s = survey(op);
-  if (const Choice choice = choose(s, context.backend); !choice.refusal.empty())
-    throw Unsupported(std::string(Op::kName) + ": " + choice.refusal);
+  const Choice choice = choose(s, context.backend);
+  if (!choice.refusal.empty()) throw Unsupported(std::string(Op::kName) + ": " + choice.refusal);
+  check_stream(s, choice, context.stream);
   return s.device;
 }
 
@@ -121,7 +122,8 @@ void run(const MoeForward& op, const Context& context) {
                  .expert_offsets = op.expert_offsets,
                  .row_token = op.row_token,
                  .row_slot = op.row_slot,
-                 .slot_row = op.slot_row},
+                 .slot_row = op.slot_row,
+                 .expert_counts = op.expert_counts},
       context);
   run(LayerForward{.x = op.x,
                    .expert_offsets = op.expert_offsets,

@@ -63,6 +63,7 @@ template <class Op>
 Checked checked(const Op& op, const Context& context) {
   const Survey s = survey(op);
   const Choice choice = choose(s, context.backend);
+  check_stream(s, choice, context.stream);
   validate_call(op, choice, s.device.index, context.stream);
   if (!choice.refusal.empty()) throw Unsupported(std::string(Op::kName) + ": " + choice.refusal);
   return {choice.backend, s.device};

@@ -228,6 +228,7 @@ void validate(const BuildIndex& o) {
   check_row_list(c, "row_slot", o.row_slot, slots, DType::int32, "T*K");
   c.present("slot_row", o.slot_row, "(T, K)");
   check_plain(c, "slot_row", o.slot_row, {{'T'}, {'K'}}, DType::int32);
+  check_plain(c, "expert_counts", o.expert_counts, {{'E'}}, DType::int32);
 }
 
 void validate(const RoundTokens& o) {

@@ -28,7 +28,8 @@ BuildIndex make(Tensors& t, const Ids& i, DType dtype) {
           .expert_offsets = t.out(DType::int32, {i.experts + 1}),
           .row_token = t.out(DType::int32, {rows}),
           .row_slot = t.out(DType::int32, {rows}),
-          .slot_row = t.out(DType::int32, {i.tokens, i.choices})};
+          .slot_row = t.out(DType::int32, {i.tokens, i.choices}),
+          .expert_counts = i.slack > 0 ? TensorView{} : t.out(DType::int32, {i.experts})};
 }
 
 std::vector<Case<BuildIndex>> all(const std::vector<Ids>& table) {
@@ -58,13 +59,15 @@ Case<BuildIndex> worked_example() {
                       .expert_offsets = t.out(DType::int32, {5}),
                       .row_token = t.out(DType::int32, {12}),
                       .row_slot = t.out(DType::int32, {12}),
-                      .slot_row = t.out(DType::int32, {5, 2})};
+                      .slot_row = t.out(DType::int32, {5, 2}),
+                      .expert_counts = t.out(DType::int32, {4})};
   };
   c.expect = [](const BuildIndex& op) {
     return wrong("expert_offsets", op.expert_offsets, {0, 3, 5, 7, 10}) +
            wrong("row_token", op.row_token, {1, 2, 4, 1, 3, 0, 3, 0, 2, 4, -1, -1}) +
            wrong("row_slot", op.row_slot, {2, 4, 8, 3, 6, 0, 7, 1, 5, 9, -1, -1}) +
-           wrong("slot_row", op.slot_row, {5, 7, 0, 3, 1, 8, 4, 6, 2, 9});
+           wrong("slot_row", op.slot_row, {5, 7, 0, 3, 1, 8, 4, 6, 2, 9}) +
+           wrong("expert_counts", op.expert_counts, {3, 2, 2, 3});
   };
   return c;
 }

@@ -13,7 +13,7 @@ struct Moe {
   Problem problem;
   RouterScores scores = RouterScores::softmax;
   bool expert_bias = false, mask = false;
-  bool logits = true;   ///< forward: an output; backward: kept
+  bool logits = true;   ///< forward: an output, and the counts are; backward: kept
   bool router = true;   ///< backward: gradients of the router's parameters
   bool experts = true;  ///< backward: gradients of the experts' parameters
 };
@@ -75,6 +75,7 @@ MoeForward make_forward(Experts& experts, Tensors& t, const Moe& m, DType dtype)
   op.row_token = t.out(DType::int32, {tokens * k});
   op.row_slot = t.out(DType::int32, {tokens * k});
   op.slot_row = t.out(DType::int32, {tokens, k});
+  if (m.logits) op.expert_counts = t.out(DType::int32, {e});
   if (p.keep_z) op.z = t.out(dtype, {tokens * k, experts.gates() * p.width});
   op.y = t.out(dtype, {tokens, p.hidden});
   return op;

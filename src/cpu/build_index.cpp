@@ -1,9 +1,10 @@
 // build_index: the four lists of the dispatch from ids (T, K), in three passes over tiles of tokens: count the slots of each
 // expert in each tile; turn the (tiles, E) counts into first rows; rank inside the tile and write. Stable, O(T*K), no atomics.
-// expert_offsets (E+1), row_token (R), row_slot (R), slot_row (T, K); row entries past the last row are -1.
+// expert_offsets (E+1), row_token (R), row_slot (R), slot_row (T, K), expert_counts (E); row entries past the last row are -1.
 // Workspace: the counts, at most T*K/4 + E of them.
 // Verify: intarsia-ops verify build_index                                                              (MoEBlaze, section 4)
 #include <algorithm>
+#include <functional>
 
 #include "base/dispatch.h"
 #include "base/parallel.h"
@@ -68,6 +69,8 @@ void build(const BuildIndex& op, std::int32_t* counts, int workers) {
     for_each_routed_slot<Id>(op, tiles.first(tile), tiles.last(tile), [&](auto, auto, auto, std::uint64_t e) { ++count[e]; });
   });
   scan(counts, tiles.count, experts, offsets);
+  if (op.expert_counts.defined())
+    std::transform(offsets + 1, offsets + experts + 1, offsets, op.expert_counts.as<std::int32_t>(), std::minus<>());
   parallel_for(tiles.count, workers, [&](std::int64_t tile, int) {
     std::int32_t* next = counts + tile * experts;
     for (std::int64_t e = 0; e < experts; ++e) next[e] += offsets[e];

@@ -37,6 +37,9 @@ void copy_to_host(void* to, const void* from, std::size_t bytes, int device, voi
 /// True while what the stream is given goes into a CUDA graph.
 bool is_captured(int device, void* stream);
 
+/// Refuses a stream of another device than the tensors': the driver would run the kernels there.
+void check_stream(const char* operation, int device, void* stream);
+
 /// Empty when this process has a usable device of that index, else the reason in words.
 std::string device_problem(int index);
 

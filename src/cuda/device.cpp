@@ -27,6 +27,8 @@ class Driver {
   decltype(&cuCtxGetCurrent) get_current;
   decltype(&cuCtxPushCurrent) push;
   decltype(&cuCtxPopCurrent) pop;
+  decltype(&cuCtxGetDevice) get_device;
+  decltype(&cuStreamGetCtx) stream_context;
 
  private:
   Driver() {
@@ -35,6 +37,8 @@ class Driver {
     find("cuCtxGetCurrent", get_current);
     find("cuCtxPushCurrent", push);
     find("cuCtxPopCurrent", pop);
+    find("cuCtxGetDevice", get_device);
+    find("cuStreamGetCtx", stream_context);
   }
 
   template <class Function>
@@ -66,6 +70,22 @@ CUcontext primary_context(int index) {
   return context;
 }
 
+CUdevice device_of(CUcontext context) {
+  const Driver& driver = Driver::loaded();
+  CUdevice device = 0;
+  check_driver(driver.push(context), "cuCtxPushCurrent");
+  const CUresult status = driver.get_device(&device);
+  driver.pop(&context);
+  check_driver(status, "cuCtxGetDevice");
+  return device;
+}
+
+[[noreturn]] void refuse_stream(const char* call, int device) {
+  throw InvalidArgument(std::string(call) + ": stream: expected a stream of cuda:" + std::to_string(device) +
+                        ", where the tensors are, got one of another device or one that is no longer there; pass a stream " +
+                        "created while that device is current");
+}
+
 }  // namespace
 
 void fail(cudaError_t status, const char* call) {
@@ -73,9 +93,7 @@ void fail(cudaError_t status, const char* call) {
   if (status == cudaErrorInvalidResourceHandle) {  // streams are the only handles that are passed on
     int device = 0;
     cudaGetDevice(&device);
-    throw InvalidArgument(std::string(call) + ": stream: expected a stream of cuda:" + std::to_string(device) +
-                          ", where the tensors are, got one of another device or one that is no longer there; pass a stream " +
-                          "created while that device is current");
+    refuse_stream(call, device);
   }
   throw Error(std::string(call) + ": " + cudaGetErrorString(status));
 }
@@ -91,6 +109,14 @@ DeviceGuard::DeviceGuard(int index) {
 DeviceGuard::~DeviceGuard() {
   CUcontext popped = nullptr;
   if (pushed_) Driver::loaded().pop(&popped);
+}
+
+void check_stream(const char* operation, int device, void* stream) {
+  if (stream == nullptr || stream == cudaStreamLegacy || stream == cudaStreamPerThread) return;  // the current device's
+  CUcontext context = nullptr, wanted = primary_context(device);
+  const CUresult status = Driver::loaded().stream_context(static_cast<CUstream>(stream), &context);
+  const bool right = status == CUDA_SUCCESS && (context == wanted || device_of(context) == device_of(wanted));
+  if (!right) refuse_stream(operation, device);
 }
 
 const DeviceFigures& device_figures(int index) {

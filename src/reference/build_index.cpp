@@ -1,5 +1,5 @@
 // build_index: the four lists of the dispatch from ids (T, K). An id outside [0, E), or any id of a masked token, has no row.
-// expert_offsets (E+1), row_token (R), row_slot (R), slot_row (T, K); row entries past the last row are -1.
+// expert_offsets (E+1), row_token (R), row_slot (R), slot_row (T, K), expert_counts (E); row entries past the last row are -1.
 // Verify: intarsia-ops verify build_index                                                              (MoEBlaze, section 4)
 #include "reference/expert.h"
 #include "reference/reference.h"
@@ -23,6 +23,7 @@ void run(const BuildIndex& op, const Execution&) {
   std::int64_t row = 0;
   for (std::int64_t e = 0; e < experts; ++e) {
     store(op.expert_offsets, static_cast<double>(row), e);
+    if (op.expert_counts.defined()) store(op.expert_counts, static_cast<double>(slots[static_cast<std::size_t>(e)].size()), e);
     for (const std::int64_t slot : slots[static_cast<std::size_t>(e)]) {
       store(op.row_token, static_cast<double>(slot / k_count), row);
       store(op.row_slot, static_cast<double>(slot), row);

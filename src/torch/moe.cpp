@@ -108,8 +108,8 @@ struct Options {
   ScorePlacement score_on{};
   Backend backend{};
   double scale = 1;
-  bool renormalise = false, input_dtype = false, count_nan_tokens = false, transposed = false, save_z = false,
-       overwrite_z = false;
+  bool renormalise = false, input_dtype = false, count_nan_tokens = false, count_rows = false, transposed = false,
+       save_z = false, overwrite_z = false;
 
   bool returns_logits() const { return returned == 3; }
 };
@@ -125,6 +125,7 @@ void take(Values& v, Options& o) {
   v.value("scale", o.scale);
   v.value("input_dtype", o.input_dtype);
   v.value("count_nan_tokens", o.count_nan_tokens);
+  v.value("count_rows", o.count_rows);
   v.value("returned", o.returned);
   v.value("gate_block", o.gate_block);
   v.value("transposed", o.transposed);
@@ -172,6 +173,16 @@ class Words {
 
   std::string_view text_;
 };
+
+/// body(words) on the argument that holds them, all of which it must take.
+template <class Body>
+void take_words(Arguments& a, Body&& body) {
+  a.text([&](std::string_view text) {
+    Words words(text);
+    body(words);
+    words.finish();
+  });
+}
 
 template <class Op>
 void set_shared_options(Op& op, const Options& o) {
@@ -225,6 +236,7 @@ void make_outputs(Outputs& out, MoeForward& op, const Options& o) {
   set_lists(op, out.add(DType::int32, {list_entries(rows, experts)}), tokens, o.k, experts);
   op.nan_tokens = out.add_if(o.count_nan_tokens, DType::int32, {1});
   if (o.count_nan_tokens) check(aoti_torch_zero_(out.last()), "aoti_torch_zero_");
+  op.expert_counts = out.add_if(o.count_rows, DType::int32, {experts});
   op.z = out.add_if(o.save_z, x, {rows, z_width});
   op.raw_scores = out.add_if(op.scores_kind == RouterScores::sigmoid_group, score, {tokens, o.k});
   const TensorView kept = out.add_if(keeps_logits(op, o) && !(o.returns_logits() && o.input_dtype), x, {tokens, experts});
@@ -257,14 +269,12 @@ void take(Arguments& a, MoeBackward& op, Options& o, std::int64_t& asked) {
   a.optional_in("raw_scores", op.raw_scores);
   TensorView lists;
   a.in("lists", lists);
-  a.text([&](std::string_view text) {
-    Words words(text);
+  take_words(a, [&](Words& words) {
     take(words, o);
     words.value("logits_dtype", op.logits_dtype);
     words.value("dlogits_dtype", op.dlogits_dtype);
     words.value("overwrite_z", op.overwrite_z);
     words.value("asked", asked);
-    words.finish();
   });
   a.finish(MoeBackward::kName);
   take_lists(op, lists);
@@ -310,11 +320,7 @@ void moe_forward_native(StableIValue* stack, std::uint64_t, std::uint64_t) {
     Options options;
     Arguments arguments(stack);
     take(arguments, op);
-    arguments.text([&](std::string_view text) {
-      Words words(text);
-      take(words, options);
-      words.finish();
-    });
+    take_words(arguments, [&](Words& words) { take(words, options); });
     forward(stack, op, arguments, options, {});
   });
 }

@@ -38,12 +38,13 @@ BuildIndex index_op(const Tensor& ids, std::int64_t e, std::int64_t slack = 5) {
   const std::int64_t t = ids.view().size(0), k = ids.view().size(1);
   static std::vector<Tensor> keep;
   keep = {Tensor(DType::int32, {e + 1}), Tensor(DType::int32, {t * k + slack}), Tensor(DType::int32, {t * k + slack}),
-          Tensor(DType::int32, {t, k})};
+          Tensor(DType::int32, {t, k}), Tensor(DType::int32, {e})};
   return {.ids = ids.view(),
           .expert_offsets = keep[0].view(),
           .row_token = keep[1].view(),
           .row_slot = keep[2].view(),
-          .slot_row = keep[3].view()};
+          .slot_row = keep[3].view(),
+          .expert_counts = keep[4].view()};
 }
 
 constexpr DType kFloats[] = {DType::float32, DType::bfloat16, DType::float16};
@@ -62,6 +63,7 @@ TEST(CpuBuildIndex, WorkedExample) {
   EXPECT_EQ(values("expert_offsets"), (std::vector<double>{0, 3, 5, 7, 10}));
   EXPECT_EQ(values("row_token"), (std::vector<double>{1, 2, 4, 1, 3, 0, 3, 0, 2, 4}));
   EXPECT_EQ(values("slot_row"), (std::vector<double>{5, 7, 0, 3, 1, 8, 4, 6, 2, 9}));
+  EXPECT_EQ(values("expert_counts"), (std::vector<double>{3, 2, 2, 3}));
 }
 
 TEST(CpuBuildIndex, EveryExpertAndTokenCount) {

@@ -29,16 +29,21 @@ void check_build_index(Random& random, std::int64_t tokens, std::int64_t experts
   const Mask mask(random, tokens);
   const std::int64_t extra = below(random, 2) * 100;
   Tensor offsets(DType::int32, {experts + 1}), row_token(DType::int32, {tokens * k + extra}),
-      row_slot(DType::int32, {tokens * k + extra / 2}), slot_row(DType::int32, {tokens, k});
+      row_slot(DType::int32, {tokens * k + extra / 2}), slot_row(DType::int32, {tokens, k}), counts(DType::int32, {experts});
   check_operation("build_index T E K " + text({tokens, experts, k}),
-                  {{&offsets, "expert_offsets"}, {&row_token, "row_token"}, {&row_slot, "row_slot"}, {&slot_row, "slot_row"}},
+                  {{&offsets, "expert_offsets"},
+                   {&row_token, "row_token"},
+                   {&row_slot, "row_slot"},
+                   {&slot_row, "slot_row"},
+                   {&counts, "expert_counts"}},
                   [&](bool device) {
                     return BuildIndex{.ids = ids.on(device),
                                       .token_mask = mask.on(device),
                                       .expert_offsets = offsets.on(device),
                                       .row_token = row_token.on(device),
                                       .row_slot = row_slot.on(device),
-                                      .slot_row = slot_row.on(device)};
+                                      .slot_row = slot_row.on(device),
+                                      .expert_counts = counts.on(device)};
                   });
 }
 

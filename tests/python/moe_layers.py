@@ -119,7 +119,7 @@ class Calls:
         return [name for name, _ in self.seen]
 
 
-OUTPUTS = ("y", "scores", "logits", "lists", "nan_tokens", "z", "raw_scores", "kept_logits")
+OUTPUTS = ("y", "scores", "logits", "lists", "nan_tokens", "expert_counts", "z", "raw_scores", "kept_logits")
 GRADIENTS = ("dx", "dw_router", "db_router", "dw_up", "dw_up_second", "dw_down", "db_up", "db_down")
 
 

@@ -52,7 +52,7 @@ def moe_arguments(options, grad=True, save_z=True, biases=False, returned=3):
     w_up, second, gate_block, transposed, w_down, _, *rest = layer_arguments(grad, save_z, biases)[8:]
     b_up, b_down, addend, *others = rest
     router = (rand(T, H, grad=grad), rand(E, H, grad=grad), rand(E, grad=grad) if biases else None, None, None)
-    flags = (False, False, returned, gate_block, transposed)
+    flags = (False, False, biases, returned, gate_block, transposed)  # counts of rows beside biases
     return (*router, w_up, second, w_down, b_up, b_down, addend, *options, *flags, *others)
 
 
@@ -396,7 +396,7 @@ def test_outputs_of_moe_forward_are_made_alike(kind, input_dtype, flags, dtype):
     tensors, o = arguments[:11], ops.moe.MoeOptions(*arguments[11:])
     tensors = [t if t is None else t.to(dtype) for t in tensors]
     count, returned = flags
-    o = o._replace(input_dtype=input_dtype, count_nan_tokens=count, returned=returned, save_z=True)
+    o = o._replace(input_dtype=input_dtype, count_nan_tokens=count, count_rows=count, returned=returned, save_z=True)
     want = ops.moe._forward(*tensors, o)
     for got in (ops.moe_forward.overload(*tensors, *o), ops.moe_forward(*tensors, o)):
         for a, b in zip(got, want, strict=True):

@@ -31,6 +31,7 @@ class MoeOptions(NamedTuple):
     scale: float
     input_dtype: bool  # logits have x's dtype
     count_nan_tokens: bool
+    count_rows: bool
     returned: int  # of y, scores and logits the first so many go to the caller, and have a gradient
     gate_block: int
     transposed: bool
@@ -97,7 +98,7 @@ def list_views(lists, slots: tuple[int, int]) -> tuple:
 def _forward(*arguments):
     x, w_router, b_router, expert_bias, token_mask, w_up, w_up_second, w_down, b_up, b_down, addend, o = arguments
     outputs = _outputs(*arguments)
-    y, scores, logits, lists, nan_tokens, z, raw_scores, kept_logits = outputs
+    y, scores, logits, lists, nan_tokens, expert_counts, z, raw_scores, kept_logits = outputs
     ids, *lists = list_views(lists, scores.shape)
     rounded_logits = kept_logits
     if o.input_dtype and kept_logits is not None:  # they need no rounding
@@ -107,7 +108,7 @@ def _forward(*arguments):
         x, w_router, b_router, expert_bias, token_mask, w_up, w_up_second, o.gate_block, o.transposed, w_down,
         o.transposed, b_up, b_down, addend, o.scores_kind, o.groups, o.top_groups, o.renormalise, o.scale,
         _core.DTYPES[_logits_dtype(x.dtype, o)], o.activation, o.score_on, logits, rounded_logits, ids, scores,
-        raw_scores, nan_tokens, *lists, z, y, o.backend,
+        raw_scores, nan_tokens, *lists, expert_counts, z, y, o.backend,
     )  # fmt: skip
     return outputs
 
@@ -117,8 +118,8 @@ _IN = (
     "Tensor? w_up_second, Tensor w_down, Tensor? b_up, Tensor? b_down, Tensor? addend"
 )
 _OUT = (
-    "(Tensor y, Tensor scores, Tensor logits, Tensor lists, Tensor nan_tokens, Tensor z, Tensor raw_scores, "
-    "Tensor kept_logits)"
+    "(Tensor y, Tensor scores, Tensor logits, Tensor lists, Tensor nan_tokens, Tensor expert_counts, Tensor z, "
+    "Tensor raw_scores, Tensor kept_logits)"
 )
 _native_forward = _core.native(f"moe_forward.native({_IN}, str words) -> {_OUT}")
 
@@ -143,6 +144,7 @@ def _outputs(*arguments) -> tuple:
         x.new_empty((tokens, experts), dtype=_logits_dtype(x.dtype, o)) if o.returned == 3 else None,
         x.new_empty((4 * tokens * k + experts + 1,), dtype=torch.int32),
         x.new_zeros((1,), dtype=torch.int32) if o.count_nan_tokens else None,
+        x.new_empty((experts,), dtype=torch.int32) if o.count_rows else None,
         x.new_empty((tokens * k, z_width(o.activation, w_down, o.transposed))) if o.save_z else None,
         torch.empty_like(scores) if o.scores_kind == "sigmoid_group" else None,
         x.new_empty((tokens, experts)) if keeps else None,
@@ -154,7 +156,7 @@ def _outputs(*arguments) -> tuple:
 
 def _setup(ctx, inputs, output):
     x, w_router, b_router, _, _, *experts, _, o = inputs
-    _, scores, logits, lists, _, z, raw_scores, kept_logits = output
+    _, scores, logits, lists, _, _, z, raw_scores, kept_logits = output
     ctx.set_materialize_grads(False)
     ctx.options, ctx.z_state = o, Preactivations("moe", o.overwrite_z)
     keeps_logits = _keeps_logits(x.dtype, w_router.dtype, o) and any(ctx.needs_input_grad[:3])
@@ -284,8 +286,8 @@ def _sum(a, b):
 
 moe_forward = define(
     f"moe_forward({_IN}, int k, str scores_kind, int groups, int top_groups, bool renormalise, float scale, "
-    "bool input_dtype, bool count_nan_tokens, int returned, int gate_block, bool transposed, str activation, "
-    f"str score_on, bool save_z, bool overwrite_z, str backend) -> {_OUT}",
+    "bool input_dtype, bool count_nan_tokens, bool count_rows, int returned, int gate_block, bool transposed, "
+    f"str activation, str score_on, bool save_z, bool overwrite_z, str backend) -> {_OUT}",
     _forward,
     _outputs,
     _setup,

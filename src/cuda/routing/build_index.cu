@@ -1,6 +1,6 @@
 // build_index: the four lists of the dispatch from ids (T, K), without a sort and without atomics on global memory: count the
 // slots of each expert in each tile of slots; scan the (tiles, E) counts; rank inside the tile and write. Stable.
-// expert_offsets (E+1), row_token (R), row_slot (R), slot_row (T, K); row entries past the last row are -1.
+// expert_offsets (E+1), row_token (R), row_slot (R), slot_row (T, K), expert_counts (E); row entries past the last row are -1.
 // Three launches. Moves 2 T*K ids, 3 T*K list entries and 3 tiles*E counts. Workspace: the counts and their totals.
 // Any E (panels of 1024 experts), any K, T*K < 2^31; ids outside [0, E) and masked tokens have no row.
 // Verify: intarsia-ops verify build_index                                                              (MoEBlaze, section 4)
@@ -11,14 +11,14 @@ namespace {
 
 struct Lists {
   const std::int32_t *counts, *totals;
-  std::int32_t *expert_offsets, *row_token, *row_slot, *slot_row;
+  std::int32_t *expert_offsets, *row_token, *row_slot, *slot_row, *expert_counts;  // the last: null when not wanted
   std::int64_t row_token_size, row_slot_size;
 };
 
 // ---- kernels
 
 /// First rows of the panel's experts in this tile -> start[]; the rows of all experts are returned. Block 0 of a panel writes
-/// the offsets.
+/// offsets and counts.
 __device__ int start_rows(const IndexTiles& tiles, const Lists& lists, int first_expert, int panel,
                           int (&start)[kExpertPanel]) {
   constexpr int kEach = kExpertPanel / kIndexThreads;
@@ -43,7 +43,10 @@ __device__ int start_rows(const IndexTiles& tiles, const Lists& lists, int first
     const int place = static_cast<int>(threadIdx.x) * kEach + i;
     if (place < panel) {
       start[place] = before + earlier[place];
-      if (blockIdx.x == 0) lists.expert_offsets[first_expert + place] = before;
+      if (blockIdx.x == 0) {
+        lists.expert_offsets[first_expert + place] = before;
+        if (lists.expert_counts) lists.expert_counts[first_expert + place] = total[i];
+      }
     }
     before += total[i];
   }
@@ -144,6 +147,7 @@ void run(const BuildIndex& op, const Execution& execution) {
                     op.row_token.as<std::int32_t>(),
                     op.row_slot.as<std::int32_t>(),
                     op.slot_row.as<std::int32_t>(),
+                    op.expert_counts.defined() ? op.expert_counts.as<std::int32_t>() : nullptr,
                     op.row_token.size(0),
                     op.row_slot.size(0)};
   launch(BuildIndex::kName, rank_kernel, slots.tiles.grid(), kIndexThreads, stream, 0, slots, lists);
