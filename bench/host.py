@@ -1,6 +1,7 @@
-"""Microseconds of one step of intarsia.moe on so few tokens that the host's time is nearly all of it, on the CPU.
+"""Microseconds of one step of intarsia.moe, or of the module MoE, on so few tokens that the host's time is nearly all
+of it, on the CPU.
 
-    taskset -c 1 python bench/host.py [--dtype float32] [--scores softmax] [--steps 6000]
+    taskset -c 1 python bench/host.py [--module] [--dtype float32] [--scores softmax] [--steps 6000]
 
 Medians. Forward and backward take turns, since the same code takes longer after other code than after itself.
 """
@@ -9,6 +10,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -42,6 +44,7 @@ def medians(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--module", action="store_true", help="MoE")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
     parser.add_argument("--scores", default="softmax_renorm", choices=intarsia.functional.ROUTER_SCORES)
     parser.add_argument("--steps", type=int, default=6000)
@@ -53,6 +56,10 @@ def main() -> None:
 
     def forward() -> Tensor:
         return intarsia.moe(x, w_router, K, w_up, w_down, scores=a.scores)
+
+    if a.module:
+        module = intarsia.MoE(H, I, E, K, scores=a.scores, dtype=x.dtype)
+        of, forward = [x, *module.parameters()], partial(module, x)
 
     with torch.no_grad():
         print(f"no_grad: forward {medians(forward, lambda _: None, of, a.steps)[0]:.1f}")

@@ -6,7 +6,8 @@
 namespace intarsia {
 namespace {
 
-/// Refuses tensors and a stream on several devices, and devices that nothing can compute on, before memory is asked for.
+/// Refuses tensors on several devices, a stream of another one, and devices that nothing can compute on, before memory is asked
+/// for.
 template <class Op>
 Device device_of(const Op& op, const Context& context) {
   const Survey s = survey(op);

@@ -115,8 +115,11 @@ void check_stream(const char* operation, int device, void* stream) {
   if (stream == nullptr || stream == cudaStreamLegacy || stream == cudaStreamPerThread) return;  // the current device's
   CUcontext context = nullptr, wanted = primary_context(device);
   const CUresult status = Driver::loaded().stream_context(static_cast<CUstream>(stream), &context);
-  const bool right = status == CUDA_SUCCESS && (context == wanted || device_of(context) == device_of(wanted));
-  if (!right) refuse_stream(operation, device);
+  const bool gone =
+      status == CUDA_ERROR_INVALID_HANDLE || status == CUDA_ERROR_INVALID_CONTEXT || status == CUDA_ERROR_CONTEXT_IS_DESTROYED;
+  if (gone) refuse_stream(operation, device);
+  check_driver(status, "cuStreamGetCtx");  // or what a kernel before this call has done
+  if (context != wanted && device_of(context) != device_of(wanted)) refuse_stream(operation, device);
 }
 
 const DeviceFigures& device_figures(int index) {

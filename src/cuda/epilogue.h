@@ -1,5 +1,5 @@
 // What happens to the values of a product before they leave the chip: the mathematics for one value, in any scalar S, and
-// functors for fragments as mma.sync and wgmma leave them, a row's value in two neighbouring columns.
+// functors for fragments as mma.sync leaves them, a row's value in two neighbouring columns.
 //
 // A functor has   Row     what it knows of one row;             Row row(expert, r, score)      r counts from the expert's first
 //                 Column  of two neighbouring columns;          Column column(expert, c)       c is even
@@ -176,7 +176,9 @@ struct RowsEpilogue {
   };
   using Input = NoInput;
   __device__ Row row(const Expert& expert, int r, float s) const {
-    return {rows + (expert.begin + r) * step, on == ScorePlacement::output ? s : 1.0f, on == ScorePlacement::input ? 1.0f : s};
+    const float of_bias = on == ScorePlacement::input ? 1.0f : s;
+    return {rows + (expert.begin + r) * step, on == ScorePlacement::output ? s : 1.0f,
+            bias.data ? of_bias : 0.0f};  // s may be infinite
   }
   __device__ Column column(const Expert& expert, int c) const {
     return {c, {bias.template at<float>(expert.index, c), bias.template at<float>(expert.index, c + 1)}};

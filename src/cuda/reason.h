@@ -39,8 +39,10 @@ class Reason {
   }
   /// For kernels that address what they read in 32-bit counts of 16 bytes.
   void countable(const char* name, const TensorView& v) {
-    if (v.defined() && v.numel() > 0)
-      need(v.size(0) * (v.step(0) / kChunk) <= std::numeric_limits<std::uint32_t>::max(), name, ": 64 GiB or more");
+    if (!v.defined() || v.numel() == 0) return;
+    const std::int64_t last = (v.size(0) - 1) * (v.step(0) / kChunk) + v.size(1) / kChunk;
+    need(v.step(0) >= 0 && last <= std::numeric_limits<std::uint32_t>::max(), name,
+         ": rows in descending order, or 64 GiB and more");
   }
   /// True when nothing is missing; `why_not` may be null.
   bool verdict(std::string* why_not) const {

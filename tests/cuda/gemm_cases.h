@@ -84,6 +84,21 @@ inline std::vector<Case> cases(bool quick) {
                         .accumulate = accumulate,
                         .grad_scale = 0.5});
 
+  for (const Layout layout : {Layout::halves, Layout::interleaved, Layout::blocks, Layout::two, Layout::transposed,
+                              Layout::transposed_interleaved, Layout::transposed_blocks, Layout::transposed_two})
+    for (const bool accumulate : {false, true})
+      list.push_back({.name = "bf16 misaligned gradients",
+                      .hidden = 72,
+                      .width = 80,
+                      .counts = {70, 0, 3},
+                      .layout = layout,
+                      .gradient_float = accumulate,
+                      .accumulate = accumulate,
+                      .misaligned_gradient = true});
+  for (const Layout layout : {Layout::halves, Layout::two, Layout::transposed})
+    list.push_back(
+        {.name = "bf16 reversed", .hidden = 72, .width = 80, .counts = {70, 0, 3}, .layout = layout, .order = Order::reversed});
+  list.push_back({.name = "bf16 expanded", .hidden = 72, .width = 80, .counts = {70, 0, 3}, .order = Order::expanded});
   for (const DType dtype : {DType::float32, DType::float64, DType::float16, DType::bfloat16})
     for (const Layout layout : {Layout::halves, Layout::transposed_interleaved, Layout::two})
       list.push_back({.name = "misaligned",

@@ -215,7 +215,7 @@ WeightTensors gradient_like(const Data& d, bool up) {
   const Case& c = d.c;
   const DType dtype = c.gradient_float ? DType::float32 : c.dtype;
   WeightTensors w(dtype, d.experts, up ? c.width : c.hidden, up ? c.gates() : 1, up ? c.hidden : c.width, c.layout,
-                  c.misaligned);
+                  c.misaligned || c.misaligned_gradient, c.order);
   if (c.accumulate) w.uniform(55, 1.0);
   return w;
 }

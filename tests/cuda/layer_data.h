@@ -13,6 +13,9 @@ namespace intarsia::check {
 
 enum class Layout { halves, interleaved, blocks, two, transposed, transposed_interleaved, transposed_blocks, transposed_two };
 enum class Form { tokens, csr, sorted };
+/// How inputs lie in memory. reversed: the rows of x, dy, weights and gradients from the last one on; expanded: x and dy are
+/// one row. Not with rows sorted by expert, nor with bad tokens.
+enum class Order { plain, reversed, expanded };
 
 struct Case {
   const char* name;
@@ -26,8 +29,10 @@ struct Case {
   Form form = Form::tokens;
   bool bias = false, bias_float = false;
   bool gradient_float = false, accumulate = false;
-  bool in_place = false;    // dz over z
-  bool misaligned = false;  // x, dy and the weights begin at odd elements, with odd steps between rows
+  bool in_place = false;             // dz over z
+  bool misaligned = false;           // x, dy and the weights begin at odd elements, with odd steps between rows
+  bool misaligned_gradient = false;  // of the weights: they alone
+  Order order = Order::plain;
   bool bad_tokens = false;  // some tokens of the list do not exist
   double grad_scale = 1.0;
 
@@ -36,13 +41,22 @@ struct Case {
   DType score_dtype() const { return dtype == DType::float64 ? DType::float64 : DType::float32; }
 };
 
+/// The same elements along an axis, from the last one on.
+inline void reverse(TensorView& v, int axis) {
+  v.data =
+      static_cast<unsigned char*>(v.data) + (v.size(axis) - 1) * v.step(axis) * static_cast<std::int64_t>(size_of(v.dtype));
+  v.stride[axis] = -v.stride[axis];
+}
+
 /// A weight or its gradient in a layout: gate and up in one tensor, or two.
 struct WeightTensors {
   Tensor first, second;
   Weights host, device;
+  bool reversed;
 
   WeightTensors(DType dtype, std::int64_t experts, std::int64_t width, std::int64_t gates, std::int64_t in, Layout layout,
-                bool misaligned) {
+                bool misaligned, Order order)
+      : reversed(order == Order::reversed) {
     const bool two = gates == 2 && (layout == Layout::two || layout == Layout::transposed_two);
     const bool transposed = layout >= Layout::transposed;
     const std::int64_t out = two ? width : gates * width;
@@ -63,9 +77,15 @@ struct WeightTensors {
   void bind() {
     host.weight = first.host();
     device.weight = first.device();
-    if (!second.defined()) return;
-    host.second = second.host();
-    device.second = second.device();
+    if (second.defined()) {
+      host.second = second.host();
+      device.second = second.device();
+    }
+    if (!reversed) return;
+    for (Weights* w : {&host, &device}) {
+      reverse(w->weight, 1);
+      if (w->second.defined()) reverse(w->second, 1);
+    }
   }
   WeightTensors& uniform(std::uint64_t seed, double scale) {
     first.uniform(seed, scale);
@@ -88,8 +108,8 @@ struct Data {
         experts(static_cast<std::int64_t>(c.counts.size())),
         tokens((c.used() + 70) / c.experts_per_token + 1),
         rows(tokens * c.experts_per_token),
-        w_up(c.dtype, experts, c.width, c.gates(), c.hidden, c.layout, c.misaligned),
-        w_down(c.dtype, experts, c.hidden, 1, c.width, c.layout, c.misaligned) {
+        w_up(c.dtype, experts, c.width, c.gates(), c.hidden, c.layout, c.misaligned, c.order),
+        w_down(c.dtype, experts, c.hidden, 1, c.width, c.layout, c.misaligned, c.order) {
     lists(seed);
     const double up = 1.7 / std::sqrt(static_cast<double>(c.hidden)), down = 1.7 / std::sqrt(static_cast<double>(c.width));
     w_up.uniform(seed + 10, up);
@@ -122,18 +142,16 @@ struct Data {
   Tensor row_buffer(std::int64_t columns, std::uint64_t seed) const {
     return Tensor(c.dtype, {rows, columns}).uniform(seed, 1.5, c.used()).take();
   }
-  TensorView source_on_device(const Tensor& t) const {
-    TensorView v = t.device();
-    v.shape[0] = source_rows;
-    return v;
-  }
-  TensorView source_on_host(const Tensor& t) const {
-    TensorView v = t.host();
-    if (!c.bad_tokens) v.shape[0] = source_rows;
-    return v;
-  }
+  TensorView source_on_device(const Tensor& t) const { return ordered(t.device()); }
+  TensorView source_on_host(const Tensor& t) const { return c.bad_tokens ? t.host() : ordered(t.host()); }
 
  private:
+  TensorView ordered(TensorView v) const {
+    v.shape[0] = source_rows;
+    if (c.order == Order::reversed) reverse(v, 0);
+    if (c.order == Order::expanded) v.stride[0] = 0;
+    return v;
+  }
   static void poison_rows(Tensor& t, std::int64_t from) {
     for (std::int64_t i = from; i < t.size(0); ++i)
       for (std::int64_t j = 0; j < t.size(1); ++j) reference::store(t.host(), std::nan(""), i, j);

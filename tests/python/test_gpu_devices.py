@@ -134,14 +134,32 @@ def test_tensors_on_another_device_than_the_current_one(dtype):
     assert all(torch.equal(y, want) for y in ys)
 
 
+@pytest.mark.parametrize("stream", [0, 1, 2], ids=["null", "legacy", "per thread"])
+def test_default_streams(stream):
+    """By the handles that CUDA has for them."""
+    values = fields()
+    want = expected(values)
+    _c.run("layer_forward", values, stream=stream)
+    torch.cuda.synchronize()
+    assert torch.equal(values["y"], want)
+
+
 @two_devices
+@pytest.mark.parametrize("operation", ["layer_forward", "moe_forward", "moe_backward"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_a_stream_of_another_device_is_refused(dtype):
+def test_a_stream_of_another_device_is_refused(operation, dtype):
+    """Before anything is launched: the driver would run the kernels on the stream's device."""
     values = fields("cuda:1", dtype)
     want, foreign = expected(values), torch.cuda.Stream("cuda:0")
-    with pytest.raises(intarsia.InvalidArgument, match="stream: expected a stream of cuda:1, where the tensors are"):
-        _c.run("layer_forward", values, stream=foreign.cuda_stream)
+    given = values if operation == "layer_forward" else {"x": values["x"]}
+    with pytest.raises(
+        intarsia.InvalidArgument, match=f"{operation}: stream: expected a stream of cuda:1, where the tensors are"
+    ):
+        _c.run(operation, given, stream=foreign.cuda_stream)
+    torch.cuda.synchronize(0)
+    torch.cuda.synchronize(1)
     assert torch.equal(expected(values), want)
+    assert values["y"].isnan().all()
 
 
 @two_devices

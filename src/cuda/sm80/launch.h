@@ -8,6 +8,7 @@ namespace intarsia::cuda::sm80 {
 
 /// The stages, and (128, 4) floats for the sums of ds.
 inline constexpr int kSharedBytes = kStages * kStageBytes + kTile * 4 * static_cast<int>(sizeof(float));
+static_assert(kSharedBytes <= 99 * 1024, "more shared memory than a block can have on compute capability 8.6");
 
 template <class Problem>
 void launch_gemm(const char* operation, const Problem& problem, int device, void* stream) {

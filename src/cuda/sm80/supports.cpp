@@ -22,9 +22,10 @@ class Reason : public cuda::Reason {
     need(contiguous_axis(w) != Contiguous::neither, name,
          ": one axis of its matrices must be contiguous in runs of 16 aligned bytes (if it is the out axis, with gates and ups "
          "in turn or in blocks of a multiple of 8)");
-    for (int axis = 1; axis <= 2; ++axis)
-      need(w.weight.size(axis) * (w.weight.step(axis) / kChunk) <= std::numeric_limits<std::uint32_t>::max(), name,
-           ": an expert of 64 GiB or more");
+    for (int axis = 1; axis <= 2; ++axis)  // as the backward products address them
+      need(w.weight.step(axis) >= 0 &&
+               w.weight.size(axis) * (w.weight.step(axis) / kChunk) <= std::numeric_limits<std::uint32_t>::max(),
+           name, ": descending steps, or an expert of 64 GiB and more");
   }
   void gradient(const char*, const Weights&, int) {}  // any strides will do
 };
