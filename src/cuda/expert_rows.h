@@ -35,6 +35,11 @@ struct ExpertRows {
 #endif
 };
 
+#if defined(__CUDACC__)
+/// A distance between 16-bit elements in chunks of 16 bytes: from a pointer to chunks an address takes one instruction.
+__device__ __forceinline__ std::uint32_t in_chunks(std::int64_t elements) { return static_cast<std::uint32_t>(elements / 8); }
+#endif
+
 /// Rows of x or dy that the sorted rows read: row r reads row token[r], or itself without a list.
 template <class T>
 struct SourceRows {

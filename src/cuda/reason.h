@@ -13,6 +13,8 @@ namespace intarsia::cuda {
 
 inline constexpr std::int64_t kChunk = 8;  // 16-bit elements of 16 bytes
 
+inline constexpr std::int64_t kMostChunks = std::numeric_limits<std::uint32_t>::max();  // that a 32-bit count addresses
+
 inline bool on_chunk(const void* data) { return reinterpret_cast<std::uintptr_t>(data) % 16 == 0; }
 
 /// What all of them need: 16-bit elements, sizes and rows of whole 16-byte chunks.
@@ -41,8 +43,7 @@ class Reason {
   void countable(const char* name, const TensorView& v) {
     if (!v.defined() || v.numel() == 0) return;
     const std::int64_t last = (v.size(0) - 1) * (v.step(0) / kChunk) + v.size(1) / kChunk;
-    need(v.step(0) >= 0 && last <= std::numeric_limits<std::uint32_t>::max(), name,
-         ": rows in descending order, or 64 GiB and more");
+    need(v.step(0) >= 0 && last <= kMostChunks, name, ": rows in descending order, or 64 GiB and more");
   }
   /// True when nothing is missing; `why_not` may be null.
   bool verdict(std::string* why_not) const {

@@ -9,6 +9,14 @@ inline std::vector<Case> cases(bool quick) {
   using A = Activation;
   using P = ScorePlacement;
   const std::vector<int> borders = {1, 63, 64, 65, 127, 128, 129, 255, 257};
+  const std::vector<Layout> layouts = {Layout::halves,
+                                       Layout::interleaved,
+                                       Layout::blocks,
+                                       Layout::two,
+                                       Layout::transposed,
+                                       Layout::transposed_interleaved,
+                                       Layout::transposed_blocks,
+                                       Layout::transposed_two};
   std::vector<Case> list;
   // What every kernel must do, in the dtypes that matter, small enough for a sanitizer.
   list.push_back({.name = "bf16", .bias = true});
@@ -69,8 +77,7 @@ inline std::vector<Case> cases(bool quick) {
                         .bias_float = true});
   list.push_back({.name = "fp16 score on input", .dtype = DType::float16, .counts = {70, 3}, .on = P::input});
 
-  for (const Layout layout : {Layout::halves, Layout::interleaved, Layout::blocks, Layout::two, Layout::transposed,
-                              Layout::transposed_interleaved, Layout::transposed_blocks, Layout::transposed_two})
+  for (const Layout layout : layouts)
     for (const bool accumulate : {false, true})
       for (const bool gradient_float : {false, true})
         list.push_back({.name = "bf16 layouts",
@@ -84,8 +91,7 @@ inline std::vector<Case> cases(bool quick) {
                         .accumulate = accumulate,
                         .grad_scale = 0.5});
 
-  for (const Layout layout : {Layout::halves, Layout::interleaved, Layout::blocks, Layout::two, Layout::transposed,
-                              Layout::transposed_interleaved, Layout::transposed_blocks, Layout::transposed_two})
+  for (const Layout layout : layouts)
     for (const bool accumulate : {false, true})
       list.push_back({.name = "bf16 misaligned gradients",
                       .hidden = 72,

@@ -11,13 +11,9 @@
 
 namespace intarsia::cuda::sm80 {
 
-/// A pointer in chunks: offsets from it are 32-bit counts of 16 bytes, so an address takes one instruction.
 template <class T>
 __device__ __forceinline__ const uint4* chunks_of(const T* data) {
   return reinterpret_cast<const uint4*>(data);
-}
-__device__ __forceinline__ std::uint32_t in_chunks(std::int64_t elements) {
-  return static_cast<std::uint32_t>(elements / kChunk);
 }
 
 /// Rows of x, dy or a row buffer, K-major. With a list of tokens this is the gather. kPairs: k counts gates and ups in turn, as

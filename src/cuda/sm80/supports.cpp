@@ -1,6 +1,5 @@
 // What the mma.sync kernels can take: 16-bit elements in rows of whole 16-byte chunks. Everything else is a reason in words.
 #include <cstdint>
-#include <limits>
 
 #include "cuda/expert_weights.h"
 #include "cuda/sm80/sm80.h"
@@ -23,9 +22,8 @@ class Reason : public cuda::Reason {
          ": one axis of its matrices must be contiguous in runs of 16 aligned bytes (if it is the out axis, with gates and ups "
          "in turn or in blocks of a multiple of 8)");
     for (int axis = 1; axis <= 2; ++axis)  // as the backward products address them
-      need(w.weight.step(axis) >= 0 &&
-               w.weight.size(axis) * (w.weight.step(axis) / kChunk) <= std::numeric_limits<std::uint32_t>::max(),
-           name, ": descending steps, or an expert of 64 GiB and more");
+      need(w.weight.step(axis) >= 0 && w.weight.size(axis) * (w.weight.step(axis) / kChunk) <= kMostChunks, name,
+           ": descending steps, or an expert of 64 GiB and more");
   }
   void gradient(const char*, const Weights&, int) {}  // any strides will do
 };

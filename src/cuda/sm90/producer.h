@@ -149,7 +149,7 @@ class Producer {
     bool more = scheduler.next(following);
     if (more) load_tokens(following);
     const int blocks = (a_.k_size + kTileK - 1) / kTileK;
-    const auto step = static_cast<std::uint32_t>(a_.gathered.row_step / 8);
+    const auto step = in_chunks(a_.gathered.row_step);
     while (more) {
       tile = following;
       std::uint32_t source[kRows];  // of a row in units of 16 bytes: half the registers of a pointer
@@ -193,7 +193,7 @@ class Producer {
     constexpr int kStep = GatheringThread::kStep, kTokens = kTileK / kStep, kPanels = Op::kTileM / 64;
     const GatheringThread mine(thread_);
     const std::uint32_t place = mine.place();
-    const auto step = static_cast<std::uint32_t>(a_.gathered.row_step / 8);
+    const auto step = in_chunks(a_.gathered.row_step);
     int next[kTokens];
     const auto load_tokens = [&](const Tile& t, int kb) {
 #pragma unroll
