@@ -61,8 +61,8 @@ gate:  ## the tensor-core kernels without a GPU: models on the CPU, then ptxas o
 	build-gate/sm90_tests --gtest_brief=1
 	tools/ptxas_gate --build build-gate
 
-emulation:  ## the tensor-core kernels on the CPU, a fibre a thread: needs CUDA's headers, but neither nvcc nor a GPU
-	$(MAKE) -f tests/cuda/emulation/Makefile --jobs $(shell nproc) hopper hopper_kernels hopper_router mma
+emulation:  ## the tensor-core and routing kernels on the CPU, a fibre a thread: needs CUDA's headers, but neither nvcc nor a GPU
+	$(MAKE) -f tests/cuda/emulation/Makefile --jobs $(shell nproc) hopper hopper_kernels hopper_router mma routing
 
 coverage: asan build/.installed  ## lines of src/ and python/ that no test runs
 	$(bin)/python -m coverage run -m pytest --quiet

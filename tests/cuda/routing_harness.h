@@ -30,8 +30,8 @@ inline void fail(const std::string& what) {
   if (++failures <= 40) std::printf("FAIL %s\n", what.c_str());
 }
 
-constexpr std::size_t kGuard = 256;  // bytes behind every buffer that must stay as they were
-constexpr unsigned char kGuardByte = 0xa7;
+constexpr std::size_t kGuard = 256;         // bytes behind every buffer that must stay as they were
+constexpr unsigned char kGuardByte = 0xfe;  // as numbers about -1e38 or NaN (float16), which no sum hides
 
 /// Device memory of exactly so many bytes, with a guard behind.
 class DeviceBytes {
@@ -79,7 +79,7 @@ class Tensor {
       elements *= n;
     }
     const std::size_t count = elements == 0 ? 0 : static_cast<std::size_t>(place.offset + step);
-    host_.resize(count * size_of(dtype));
+    host_.assign(count * size_of(dtype), std::byte{0xff});  // NaN between the rows, where nothing may read
     device_ = std::make_unique<DeviceBytes>(host_.size());
     offset_ = static_cast<std::size_t>(place.offset) * size_of(dtype);
   }

@@ -10,7 +10,7 @@ using sm80::dynamic_shared;
 using sm80::shared_address;
 using sm80::wait_copies;
 
-inline void copy_async(void* to, const void* from, int valid) { sm80::copy_async(shared_address(to), from, valid); }
+inline void copy_async(void* to, const void* from, int valid) { emulation::copy_async(shared_address(to), from, valid); }
 inline void load_matrices(std::uint32_t (&r)[4], const void* row) { sm80::load_matrices<false>(shared_address(row), r); }
 inline void load_matrices_transposed(std::uint32_t (&r)[4], const void* row) {
   sm80::load_matrices<true>(shared_address(row), r);

@@ -10,6 +10,7 @@ inline unsigned char* dynamic_shared() { return emulation::shared_memory(); }
 inline int thread_index() { return static_cast<int>(threadIdx.x); }
 inline std::uint32_t shared_address(const void* pointer) { return emulation::shared_address(pointer); }
 inline void copy_async(std::uint32_t to, const void* from, bool here) { emulation::copy_async(to, from, here ? 16 : 0); }
+void copy_async(std::uint32_t to, const void* from, int bytes) = delete;  // no number of bytes taken for a yes
 inline void commit_copies() { emulation::commit_copies(); }
 template <int kPending>
 void wait_copies() {
