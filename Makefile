@@ -57,12 +57,12 @@ asan: .venv/.ready  ## the C++ tests under AddressSanitizer and UndefinedBehavio
 
 gate:  ## the tensor-core kernels without a GPU: models on the CPU, then ptxas over every kernel (nvcc)
 	cmake -S . -B build-gate -G Ninja --log-level=NOTICE -DINTARSIA_TORCH=OFF -DINTARSIA_CLI=OFF -DINTARSIA_ONEDNN=OFF
-	cmake --build build-gate --target sm90_tests
-	build-gate/sm90_tests --gtest_brief=1
+	cmake --build build-gate --target tensor_core_tests
+	build-gate/tensor_core_tests --gtest_brief=1
 	tools/ptxas_gate --build build-gate
 
-emulation:  ## the tensor-core and routing kernels on the CPU, a fibre a thread: needs CUDA's headers, but neither nvcc nor a GPU
-	$(MAKE) -f tests/cuda/emulation/Makefile --jobs $(shell nproc) hopper hopper_kernels hopper_router mma routing
+emulation:  ## every kernel on the CPU, a fibre a thread: needs CUDA's headers, but neither nvcc nor a GPU
+	$(MAKE) -f tests/cuda/emulation/Makefile --jobs $(shell nproc) check
 
 coverage: asan build/.installed  ## lines of src/ and python/ that no test runs
 	$(bin)/python -m coverage run -m pytest --quiet

@@ -279,8 +279,9 @@ void check_router_logits(Random& random, std::int64_t tokens, std::int64_t hidde
     outputs.push_back({&tensor, name, limit, false, false, size});
   };
   const std::vector<double> of_token = squares(dlogits, 0), ones(of_token.size(), 1.0);
-  // Beside a bfloat16 weight the wgmma products take dlogits rounded to it: each by half an ulp at most.
-  const double limit = dtype == DType::bfloat16 && w.dtype() == DType::bfloat16 ? 0x1.02p-8 : 2e-5;
+  // Beside a bfloat16 weight the wgmma products take dlogits rounded to it: each by half an ulp at most, many by less together.
+  const double rounded = tokens * experts < 100 ? 0x1.02p-8 : 3e-3;
+  const double limit = dtype == DType::bfloat16 && w.dtype() == DType::bfloat16 ? rounded : 2e-5;
   if (absent != 0) wanted(dx, "dx", limit, size_of_sums(squares(dlogits, 1), squares(w, 0), tokens * hidden));
   if (absent != 1) wanted(dw, "dw_router", limit, size_of_sums(of_token, squares(x, 0), experts * hidden));
   if (absent != 2) wanted(dbias, "dbias", 1e-5, size_of_sums(of_token, ones, experts));
